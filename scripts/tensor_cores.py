@@ -10,7 +10,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.tensor_cores import Floats, Multiply, probed
 from gguf_verify.support.paths import kernel_root
 

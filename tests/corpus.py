@@ -40,7 +40,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import gguf_verify
+from gguf_verify.gguf.model import open_model
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
 from tests.meta.museum.collection import EXHIBITS
 from tests.support import corpus as crafted
 from tests.support.tools import FIXTURES, ROOT
@@ -83,6 +88,7 @@ SEED, QUICK = ("--seed", "7"), ("--threads", "1", "--progress", "never")
 HOST = ("--host", "cpu", *SEED, *QUICK)
 BRIEF = ("--probes", "brief", "-n", "2", *HOST)
 TWO_MATRICES = ("--tensor", r"blk\.0\.(attn_k|ffn_down)\.")
+CAPTURED = "blk.0.attn_q.weight"
 Q4_0, F16 = "fixtures/tiny-Q4_0.gguf", "fixtures/tiny-F16.gguf"
 C_SOURCE = """
 #include <stdint.h>
@@ -137,6 +143,40 @@ def night(text: str, folder: Path) -> None:
     (folder / "night.toml").write_text(NIGHT.format(text))
 
 
+def captured(change: Callable[[Any, Any], Any], definition: str, folder: Path) -> None:
+    """Makes x.npy and y.npy: random activations, and the product of a definition, changed."""
+    x = np.random.default_rng(3).standard_normal((5, 256)).astype(np.float32)
+    with open_model(ROOT / Q4_0) as model:
+        tensor, semantics = model.tensors[CAPTURED], SEMANTICS[definition]
+        rows = tensor.raw.reshape(tensor.n_rows, -1)
+        y = product(semantics, tensor.type.weights, rows, semantics.bytes_of(x)).exact.astype(np.float32)
+    y = change(x, y)
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+
+
+def one_off(x: Any, y: Any) -> Any:
+    y[3, 200] *= 1.001
+    return y
+
+
+def exchanged(x: Any, y: Any) -> Any:
+    return y[:, [*range(5), 9, *range(6, 9), 5, *range(10, 256)]]
+
+
+def not_finite(x: Any, y: Any) -> Any:
+    x[2, 3] = np.inf
+    return y
+
+
+def saved_case(folder: Path) -> None:
+    """Makes a case of a wrong kernel."""
+    WRONG_NUMPY(folder)
+    argv = (Q4_0, "--kernel", f"{folder}/numpy_q4_0.py:gemm", "--rungs", "layers", *TWO_MATRICES, *BRIEF)
+    command = [sys.executable, "-m", "gguf_verify", *argv, "--save-case", str(folder / "case")]
+    subprocess.run(command, cwd=ROOT, timeout=TIME_LIMIT, capture_output=True, check=False)
+
+
 def made_by(script: Path, folder: Path) -> None:
     """Runs a case's script, which looks for the fixtures in its folder and writes there."""
     (folder / "fixtures").symlink_to(FIXTURES)
@@ -188,6 +228,25 @@ def of_foreign_kernels() -> Iterator[Run]:
     yield Run("foreign.identify", ("kernel", "examples/numpy_q4_0.py:gemm", "--identify", *HOST))
 
 
+def of_captured_products() -> Iterator[Run]:
+    """Products that another engine computed, right and wrong."""
+
+    def judged(name: str, definition: str, change: Callable[[Any, Any], Any], *more: str) -> Run:
+        arrays = ("--tensor", CAPTURED, "--x", "FOLDER/x.npy", "--y", "FOLDER/y.npy")
+        return Run(f"judge.{name}", ("judge", Q4_0, *arrays, *more, "-t", "1"), partial(captured, change, definition))
+
+    for definition in ("q8_1", "mmq", "f32"):
+        yield judged(definition, definition, lambda x, y: y)
+    yield judged("claimed", "mmq", lambda x, y: y, "--definition", "q8_1")
+    yield judged("one_off", "q8_1", one_off)
+    yield judged("exchanged", "q8_1", exchanged, "--fast-math")
+    yield judged("halves", "q8_1", lambda x, y: y.astype(np.float16), "--definition", "q8_1")
+    yield judged("not_finite", "q8_1", not_finite)
+    yield judged("rows", "f32", lambda x, y: y[:, 10:20], "--rows", "11:21")
+    yield Run("judge.case", ("judge", "FOLDER/case", "-t", "1"), saved_case)
+    yield Run("judge.case_auto", ("judge", "FOLDER/case", "--definition", "auto", "-t", "1"), saved_case)
+
+
 def of_museum() -> Iterator[Run]:
     """Of each class of bugs the first exhibit, and those that `make test` verifies."""
     classes: set[str] = set()
@@ -230,7 +289,7 @@ def of_files() -> Iterator[Run]:
 
 
 def runs() -> list[Run]:
-    return [*of_models(), *of_foreign_kernels(), *of_museum(), *of_cases(), *of_files()]
+    return [*of_models(), *of_foreign_kernels(), *of_captured_products(), *of_museum(), *of_cases(), *of_files()]
 
 
 def facts(text: str, folder: Path) -> str:
@@ -245,7 +304,7 @@ def facts(text: str, folder: Path) -> str:
 
 
 def computed(value: Any, folder: Path) -> Any:
-    """What the module's text says that stays of a report."""
+    """What stays of a report by the rule in the module's docstring."""
     if isinstance(value, dict):
         found = {facts(key, folder) if "/" in key else key: kept for key, kept in value.items() if key not in DROPPED}
         return {key: computed(kept, folder) for key, kept in sorted(found.items()) if not key.startswith("/")}
@@ -259,7 +318,7 @@ def digest(value: Any) -> str:
 
 
 def shortened(value: Any) -> Any:
-    """A report without what is empty, and with digests in place of long lists and texts."""
+    """A report without empty values, and with digests in place of long lists and texts."""
     if isinstance(value, dict):
         short = {key: digest(kept) if kept and key in DIGESTED else shortened(kept) for key, kept in value.items()}
         return {key: kept for key, kept in short.items() if kept not in (None, "", [], {})}
@@ -270,7 +329,7 @@ def shortened(value: Any) -> Any:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """JSON in which what fits into a line is one."""
+    """JSON in which everything that fits on a line is on one line."""
     line = json.dumps(value, ensure_ascii=False)
     if not value or not isinstance(value, (dict, list)) or len(indent) + len(line) <= 120:
         return line

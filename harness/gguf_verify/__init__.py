@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .audit import Audit, AuditOptions
-    from .audit import audit as audit_model
+    from .audit.audit import audit as audit_model
+    from .audit.record import Audit, AuditOptions
     from .captured import Judged, judge_captured, judge_case
     from .identification import IdentifyReport, identify_model
     from .kernels.foreign.api import Oracle, Shape, kernel
@@ -29,7 +29,8 @@ __all__ = [
 #: What is public, and the module that defines it. It is imported when it is first asked for: llama.cpp's process and
 #: the command line import this package too, and need far less of it.
 _PUBLIC = {
-    **dict.fromkeys(("Audit", "AuditOptions", "audit_model"), ".audit"),
+    **dict.fromkeys(("Audit", "AuditOptions"), ".audit.record"),
+    "audit_model": ".audit.audit",
     **dict.fromkeys(("Judged", "judge_captured", "judge_case"), ".captured"),
     **dict.fromkeys(("IdentifyReport", "identify_model"), ".identification"),
     **dict.fromkeys(("Oracle", "Shape", "kernel"), ".kernels.foreign.api"),

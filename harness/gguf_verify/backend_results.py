@@ -25,7 +25,7 @@ EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """What a user may choose; the command line's help explains each.
+    """The user's choices; the command line's help explains each.
 
     Args:
         device: ggml's name of the device that gets the model.
@@ -91,7 +91,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What it is, in one line."""
+        """A description in one line."""
         what = self.kind if self.kind == self.backend else f"{self.backend}, {self.kind}"
         memory = f", {self.memory / (1 << 30):.1f} GiB" if self.memory else ""
         return f"{self.description} ({what}{memory})"
@@ -136,7 +136,7 @@ class WrongNode(msgspec.Struct, frozen=True, kw_only=True):
         output: its type and sizes, ggml's order.
         place: the first wrong element, with the names of the axes.
         got, expected, tolerance, utilisation: of that element; the utilisation is the worst one's.
-        wrong, elements: how many are wrong, of how many.
+        wrong, elements: number of wrong elements, and of all.
         extent: where wrong elements lie, in words.
     """
 
@@ -164,9 +164,9 @@ class OperationResult(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         operation: with its variant and the type of what it multiplies, looks up or writes.
         device: that computed it.
-        fell_back: another device was asked for.
-        nodes, elements: how many were judged.
-        definitions: what they were judged by.
+        fell_back: another device was requested.
+        nodes, elements: number that were judged.
+        definitions: the definitions that they were judged by.
         utilisation: the worst.
         exact: every element has the bits that are expected, by a definition that allows no others.
         ambiguous: elements for which the definition leaves a choice.
@@ -188,7 +188,7 @@ class OperationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotJudged(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that no definition describes, or whose inputs could not be had."""
+    """Nodes without a definition, or without known inputs."""
 
     operation: str
     device: str
@@ -229,20 +229,20 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
         gguf_verify: this project's version.
         path, sha256: the model's file, a digest for each part.
         architecture: of the model.
-        build, device: of llama.cpp, and the one that was asked for.
+        build, device: of llama.cpp, and the requested one.
         options: as `GraphOptions`.
         evaluations: what was evaluated, in words.
         operations: in the order in which they first came.
         wrong: the first wrong nodes, in the order of the graph.
-        wrong_nodes: how many there are.
-        not_judged: what was left out.
+        wrong_nodes: number of all wrong nodes.
+        not_judged: nodes that were skipped.
         graph: the nodes of the first evaluation, in their order. They are recorded, not judged: whether the graph has
             the right operations and parameters is a question of its own.
         varying: for each size of micro-batches but the first, and so on, where bits begin to differ.
-        fault: what broke the run off; "" where nothing did.
-        ended_by: what ended it early.
-        seconds: that it took.
-        command: that repeats it.
+        fault: the fault that broke the run off; "" without one.
+        ended_by: the reason for an early end.
+        seconds: duration.
+        command: the command that repeats it.
     """
 
     gguf_verify: str
@@ -271,7 +271,7 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def fallen_back(self) -> Iterator[OperationResult]:
-        """What another device computed than the one that was asked for."""
+        """The operations that another device computed than the requested one."""
         return (each for each in self.operations if each.fell_back)
 
     @property
@@ -282,7 +282,7 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
             return "interrupted"
         if self.fault:
             return "broken off"
-        # what the device did not compute was judged, but says nothing of the device
+        # nodes that the device did not compute were judged, but do not verify the device
         on_device = any(not each.fell_back and each.elements for each in self.operations)
         return "verified" if on_device and not self.not_judged else "not everything verified"
 

@@ -47,7 +47,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The first failure of a run that verified a kernel: its rung, the tensor, in words, and whose fault it is."""
+    """The first failure of a run that verified a kernel: its rung, the tensor, in words, and the culprit."""
 
     rung: str
     tensor: str
@@ -56,7 +56,7 @@ class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate's run came to.
+    """The result of a candidate's run.
 
     Args:
         outcome: "good" for exit code 0, "bad" for 1, else "skipped"; a report that contradicts the code is "skipped".
@@ -64,7 +64,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
             not begun, died of a signal, or its time was over.
         why: it was skipped; "" where it was not.
         seconds: that the run took, without what was installed before it.
-        build: the versions of llama.cpp and ggml that the run reports; or that of NVRTC, and the card.
+        build: the versions of llama.cpp and ggml that the run reports; or that of NVRTC, and the GPU.
         first: the first wrong node, in the order of the graph.
         failure: the first failure of the kernel.
         seen: the operations that were judged; those of a bad build up to its first wrong node.
@@ -83,7 +83,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate, by its name on the command line, with what it came to.
+    """A candidate, by its name on the command line, with its result.
 
     Args:
         taken_over: an earlier bisection found that.
@@ -97,7 +97,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turned(msgspec.Struct, frozen=True, kw_only=True):
-    """The node that turned wrong, and what the last good build had in its place.
+    """The node that turned wrong, and its counterpart in the last good build.
 
     Args:
         node: the first wrong node of the first bad build.

@@ -1,4 +1,4 @@
-"""Classes of checks, and what became of each in a run: done, skipped, or done in part.
+"""Classes of checks, and the state of each in a run: done, skipped, or done in part.
 
 A verdict claims what was checked and no more. So a run accounts for every class of check in `CHECKS`: a class that
 nothing recorded as done is reported as skipped. All reports, the headline of a verdict included, derive from this
@@ -18,15 +18,15 @@ _PRODUCTS = ("gemm", "experts")
 _OTHERS = ("dequantize", "quantize", "repack")
 #: A scope that is a limit of sizes, which the headline of a pass names first: "VERIFIED up to M = 65,535".
 _LIMIT = re.compile(r"up to ([MNK]) = ([0-9,]+)")
-#: What a rung counts that makes one call alone (`--only-call`).
+#: The kind that a rung counts when it makes one call alone (`--only-call`).
 ALONE = "calls made alone"
-#: What a rung counts of launches in other orders of threads, of checked builds, and of products made again.
+#: Kinds of launches in other orders of threads, launches of checked builds, and repeated products.
 LAUNCHES, CHECKED, AGAIN = "launches in other orders", "launches of a checked build", "products made again"
-#: What a rung counts of further shapes.
+#: The kind of outputs at further shapes.
 OTHER_SHAPES = "outputs at other shapes"
 #: The rung in which no kernel computes anything.
 BYTES = "bytes"
-#: What follows a kind that a kernel beside the one under test computed.
+#: The end of a kind that another kernel than the one under test computed.
 BESIDE = " of kernels beside it"
 
 
@@ -97,7 +97,7 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a class of checks in a run.
+    """The state of a class of checks in a run.
 
     Args:
         id, title: of the class.
@@ -126,7 +126,7 @@ def check_kind(kind: str, substance: Collection[str]) -> None:
 
 
 def account(computes: str, done: Mapping[str, int], skipped: Iterable[Skipped], ran: Mapping[str, str]) -> list[Check]:
-    """What became of each class that is for such a kernel.
+    """The state of each class that is for such a kernel.
 
     Args:
         done: id → how many things were checked; 0 where a run has nothing of the class.
@@ -153,7 +153,7 @@ def account(computes: str, done: Mapping[str, int], skipped: Iterable[Skipped], 
 
 
 def scope_of(checks: Iterable[Check], scopes: Iterable[str], missing: Collection[str] = ()) -> str:
-    """What follows "verified" in the headline of a pass that claims less than a whole run; "" for a whole one.
+    """The words after "verified" in the headline of a pass that claims less than a whole run; "" for a whole one.
 
     Args:
         scopes: of what was skipped, see `Skipped.scope`.

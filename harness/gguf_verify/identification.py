@@ -27,8 +27,8 @@ from .rungs import Run
 from .rungs.drawn import Drawn, check_reference
 from .rungs.generated_inputs import any_blocks
 from .rungs.opening import AnyKernel, Further, Request, open_run
+from .rungs.plan import shapes_of
 from .rungs.pool import Step
-from .rungs.tasks.calls import shapes_of
 from .semantics.cuda import NoDefinition
 from .semantics.definition import Semantics
 from .semantics.dequantization import ARITHMETICS, BOUNDED, applies, expected_values, rounded_float32

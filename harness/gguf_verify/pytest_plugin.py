@@ -67,7 +67,7 @@ def gguf_model(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def gguf_kernel(request: pytest.FixtureRequest) -> Any:
-    """The kernel of `--gguf-kernel`: what `verify` takes as one. A test suite may override this fixture, too."""
+    """The kernel of `--gguf-kernel`, for `verify`. A test suite may override this fixture, too."""
     given = request.config.getoption("--gguf-kernel")
     if not given:
         pytest.fail(
@@ -103,7 +103,7 @@ def verify_kernel(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 
 def _options(config: pytest.Config, **other: Any) -> Options:
-    """The command line's defaults, but for what was chosen."""
+    """The command line's defaults, except for the given options."""
     from .results.options import Options
 
     chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
@@ -128,7 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """A worker of xdist is told where the workers share their run."""
+    """Tell a worker of xdist the folder in which the workers share their run."""
     if node.config.getoption("--gguf"):
         if _SHARED not in node.config.stash:
             node.config.stash[_SHARED] = scratch.folder("pytest")
@@ -137,13 +137,13 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """What the workers shared is removed at the end, by the process that made it."""
+    """Remove the shared folder at the end, in the process that made it."""
     if _SHARED in config.stash:
         scratch.remove_folder(config.stash[_SHARED])
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What `--gguf` verified, in one line, and what it skipped."""
+    """The result of `--gguf` in one line, and the checks that it skipped."""
     for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
         for name, said in report.user_properties:
             if name == _CLAIM:
@@ -225,7 +225,7 @@ class _Model(pytest.Collector):
         return report
 
     def found(self, tensor: str) -> Report:
-        """A report that tells what is wrong with this matrix, if anything is.
+        """A report of this matrix.
 
         A report records the first failures of a run and explains one call, so a wrong matrix of which it says too
         little gets a run of its own. Raises HarnessError.
@@ -276,7 +276,7 @@ class _Matrix(_Item):
     tensor: str
 
     def setup(self) -> None:
-        """What could not be checked has not failed: it is pytest's error."""
+        """An unverified matrix has not failed: it is pytest's error."""
         from .report.message import of_run
 
         with contextlib.suppress(_Wrong):  # there is no report, which the test will say

@@ -44,7 +44,7 @@ class OtherBackend(Backend):
     def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Started) -> None:
         super().__init__(name, kind, llama, properties)
         self.title = f"llama.cpp's {self._backend} backend"
-        self._of_drawn: dict[tuple[str, int, bool], Ruling | str] = {}
+        self._of_random: dict[tuple[str, int, bool], Ruling | str] = {}
         self._of_graph: dict[tuple[str, str, int, int], Ruling | str] = {}
 
     @property
@@ -77,22 +77,22 @@ class OtherBackend(Backend):
         """Identify the definition of random products of this many tokens, or of each block of their rows."""
         from gguf_verify.formats import BlockFormat
 
-        from .operations.identified import drawn_product
+        from .operations.identified import random_product
 
         if not isinstance(fmt, BlockFormat):
             return _NOT_QUANTIZED
         key = fmt.name, tokens, blocks
-        if key not in self._of_drawn:
-            w, x = drawn_product(fmt, tokens, _ROWS, max(_LONG, fmt.block_size))
+        if key not in self._of_random:
+            w, x = random_product(fmt, tokens, _ROWS, max(_LONG, fmt.block_size))
             if blocks:
                 y = self.blocks(fmt, w, x, tokens, 1)
                 w_of, x_of = _by_block(w, len(y)), _by_block(x, len(y))
                 longer = self._drawn(fmt, _MANY, False)
                 out = frozenset[str]() if isinstance(longer, str) else longer.out
-                self._of_drawn[key] = self._learned(fmt, w_of, x_of, y, tokens, out)
+                self._of_random[key] = self._learned(fmt, w_of, x_of, y, tokens, out)
             else:
-                self._of_drawn[key] = self._learned(fmt, w[None], x[None], self.multiply(fmt, w, x, 1)[None], tokens)
-        return self._of_drawn[key]
+                self._of_random[key] = self._learned(fmt, w[None], x[None], self.multiply(fmt, w, x, 1)[None], tokens)
+        return self._of_random[key]
 
     def _learned(
         self, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, tokens: int, out: frozenset[str] = frozenset()

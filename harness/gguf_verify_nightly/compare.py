@@ -11,7 +11,7 @@ from gguf_verify.support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED
 from gguf_verify.support.text import printable
 
 from .machine import SAME_MACHINE
-from .records import Cell, Key, Night, Outcome
+from .records import Cell, Key, Night, Outcome, facts
 from .significance import TimeChange, drifts, judge_times
 
 
@@ -82,8 +82,8 @@ class Comparison:
         verified: number of those that are verified in both.
         new_failures: cells that were verified or waived in the old night and are neither in the new one.
         fixed: cells that are verified in the new night but not in the old one.
-        other_failures: failures with the same outcome but another reason: rung, place, count or diagnosis.
-        still_failing: neither verified nor waived in either night, with the same outcome and reason.
+        other_failures: failures with the same outcome but of another rung, place, count, culprit or diagnosis.
+        still_failing: neither verified nor waived in either night, and not in `other_failures`.
         waived: waived in the new night.
         other_outcome: different outcomes, neither better nor worse.
         vanished: recorded in the old night, but not planned or not run in the new one.
@@ -219,9 +219,22 @@ def _change(old: Cell, new: Cell) -> tuple[str, str]:
         return "new_failures", new.reason
     if old.outcome is not new.outcome:
         return "other_outcome", new.reason
-    if old.reason != new.reason:
+    if not _same_failure(old, new):
         return "other_failures", f"{new.reason}; before: {old.reason}"
     return "still_failing", new.reason
+
+
+def _same_failure(old: Cell, new: Cell) -> bool:
+    """Whether two cells fail in the same way, however that is worded.
+
+    Without a record, as of a crash, there is only the sentence. If one of the two was recorded by a version that kept
+    only sentences, the names and numbers in them are compared.
+    """
+    if old.failed is not None and new.failed is not None:
+        return old.failed == new.failed
+    if old.failed is None and new.failed is None:
+        return old.reason == new.reason
+    return facts(old.reason) == facts(new.reason)
 
 
 def _since(past: Sequence[Cell]) -> str:

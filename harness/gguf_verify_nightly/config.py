@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from gguf_verify.formats import FILE_TYPES
 from gguf_verify.hosts.choice import HOST_CHOICES, HOSTS
 from gguf_verify.kernels.families import DEFAULT_KERNEL, FAMILIES
-from gguf_verify.kernels.foreign.opening import file_of, names_foreign
+from gguf_verify.kernels.foreign.names import file_of, names_foreign
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.results.options import DEFAULT_PROMPT
 from gguf_verify.support.errors import UsageError

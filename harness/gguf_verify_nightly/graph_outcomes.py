@@ -6,20 +6,20 @@ contain nothing that is wrong or not judged, and be consistent. Anything less is
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from gguf_verify.backend_results import GraphOptions, GraphReport, OperationResult
 from gguf_verify.processes.commands import Ended
-from gguf_verify.read_report import GraphClaims, UnreadableReport, read_graph
+from gguf_verify.read_report import GraphClaims, read_graph
 from gguf_verify.support.errors import EXIT_INTERRUPTED
 from gguf_verify.support.text import printable
 
 from .devices import build_in
-from .outcomes import MOST_CHARACTERS, concluded, exit_code, gated, more, out_of_time
-from .records import Cell, Key, Measure, Outcome
+from .outcomes import Conclusion, Judged, Problem, judged_cell, more
+from .records import Cell, Failed, Key, Measure, Outcome, facts
 
 #: Takes the place of a rung's name in the measures and times of a cell.
 GRAPH = "graph"
@@ -37,42 +37,36 @@ def graph_cell_of(
         llama: the folder with the required build; None for any.
         keep_all: also keep the reports of passing runs.
     """
-    report = claims = None
-    try:
+
+    def read(end: str) -> Judged:
         report, claims = read_graph(path)
-        flaw = ""
-    except UnreadableReport as error:
-        flaw = str(error)
-    outcome, reason = concluded(
-        ended, time_limit, flaw,
-        lambda how, last: _timed_out(how, report, claims, last),
-        None if report is None or claims is None else partial(_with_report, report, claims),
-    )  # fmt: skip
-    if report is not None and (another := _another(report, key.host, version, llama)):
-        outcome, reason = Outcome.BROKEN_OFF, another
-    reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
-    if report is None or outcome is Outcome.TIMED_OUT:  # its measures are incomplete
-        return Cell(key, outcome, reason, code, ended.seconds)
-    return Cell(
-        key, outcome, reason, code, ended.seconds, {GRAPH: report.seconds}, _versions(report), report.device.words,
-        tuple(map(_measure, report.operations)), {f"{GRAPH}: nodes that were judged": report.judged},
-        graph=replace(report, graph=()) if keep_all or outcome is not Outcome.VERIFIED else None,  # long, not read
-    )  # fmt: skip
+        problem = _problem(report)
+        flaw = "its report says verified and contradicts itself" if _contradicts(report, claims) else ""
+        where = f", in {report.evaluations[-1]}" if report.evaluations else ""
+        return Judged(
+            claims.verdict,
+            (Outcome.VERIFIED,),
+            Conclusion(Outcome.UNVERIFIED, flaw) if flaw else Conclusion(Outcome.VERIFIED),
+            Problem(problem.words + end, problem.failed),
+            _another(report, key.host, version, llama),
+            where if report.ended_by in EXIT_INTERRUPTED else None,
+            report.verdict == claims.verdict == Outcome.MISMATCH,
+            _contents(report),
+        )
+
+    return judged_cell(key, ended, time_limit, keep_all, read)
 
 
-def _timed_out(how: str, report: GraphReport | None, claims: GraphClaims | None, last: str) -> tuple[Outcome, str]:
-    if report is None or claims is None or report.ended_by not in EXIT_INTERRUPTED:
-        return out_of_time(how, last, False, "", "")
-    wrong = report.verdict == claims.verdict == Outcome.MISMATCH.value
-    where = f", in {report.evaluations[-1]}" if report.evaluations else ""
-    return out_of_time(how, last, True, f"{_problem(report)}; {how}" if wrong else "", where)
-
-
-def _with_report(report: GraphReport, claims: GraphClaims, code: int, last: str) -> tuple[Outcome, str]:
-    return gated(
-        code, last, claims.verdict, (Outcome.VERIFIED,), lambda: _problem(report),
-        lambda: "its report says verified and contradicts itself" if _contradicts(report, claims) else "",
-    )  # fmt: skip
+def _contents(report: GraphReport) -> dict[str, Any]:
+    """The fields of the cell that the report holds."""
+    return {
+        "rung_seconds": {GRAPH: report.seconds},
+        "versions": _versions(report),
+        "host": report.device.words,
+        "measures": tuple(map(_measure, report.operations)),
+        "figures": {f"{GRAPH}: nodes that were judged": report.judged},
+        "graph": replace(report, graph=()),  # without the long list of all nodes, which nothing reads
+    }
 
 
 def _contradicts(report: GraphReport, claims: GraphClaims) -> bool:
@@ -105,23 +99,26 @@ def _another(report: GraphReport, device: str, version: str | None, llama: Path 
     return ""
 
 
-def _problem(report: GraphReport) -> str:
-    """Describe the first problem, and count the others."""
+def _problem(report: GraphReport) -> Problem:
+    """The first problem, and the number of others."""
     if report.wrong:
-        first = report.wrong[0]
+        first, n = report.wrong[0], report.wrong_nodes
         where = f"{first.node} ({first.operation} on {first.device}) in {first.evaluation}"
         value = f"{first.got:.6g} instead of {first.expected:.6g}"
         bound = f" ± {first.tolerance:.3g}" if first.tolerance else ""
         place = f", {first.place}" if first.place else ""
-        return f"{GRAPH}: {where}{place}: {value}{bound}{more(report.wrong_nodes)}"
+        failed = Failed(GRAPH, first.node, f"{first.evaluation}{place}", f"{first.operation} on {first.device}", n)
+        return Problem(f"{GRAPH}: {where}{place}: {value}{bound}{more(n)}", failed)
     if report.fault:
-        return f"{GRAPH}: {report.fault}"
+        return Problem(f"{GRAPH}: {report.fault}", Failed(GRAPH, place=facts(report.fault), kind="broken off"))
     if report.not_judged:
-        left = report.not_judged[0]
-        return f"{GRAPH}: not judged: {left.operation} on {left.device}: {left.why}{more(len(report.not_judged))}"
+        left, n = report.not_judged[0], len(report.not_judged)
+        failed = Failed(GRAPH, left.operation, left.device, "not judged", n)
+        return Problem(f"{GRAPH}: not judged: {left.operation} on {left.device}: {left.why}{more(n)}", failed)
     if not any(each.nodes and not each.fell_back for each in report.operations):
-        return f"{GRAPH}: {report.device.name} computed none of the judged nodes"
-    return ""
+        words = f"{GRAPH}: {report.device.name} computed none of the judged nodes"
+        return Problem(words, Failed(GRAPH, kind="nothing on the device"))
+    return Problem("")
 
 
 def _versions(report: GraphReport) -> dict[str, str]:
@@ -137,11 +134,8 @@ def _versions(report: GraphReport) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _who(each: OperationResult) -> str:
-    return f"{each.operation} on {each.device}" if each.fell_back else each.operation
-
-
 def _measure(each: OperationResult) -> Measure:
     nodes = f"the worst of {each.nodes:,} node{'' if each.nodes == 1 else 's'}"
     where = nodes if each.first is None else ", ".join(filter(None, (each.first.node, each.first.place)))
-    return Measure(GRAPH, _who(each), each.utilisation, None, where, not each.fell_back)
+    who = f"{each.operation} on {each.device}" if each.fell_back else each.operation
+    return Measure(GRAPH, who, each.utilisation, None, where, not each.fell_back)

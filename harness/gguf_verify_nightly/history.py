@@ -285,7 +285,7 @@ class History:
 
     def record(self, number: int, cell: Cell) -> None:
         """Record one cell of a night in one transaction. Raises ValueError if not planned or already recorded."""
-        facts = stored.Facts(dict(cell.rung_seconds), dict(cell.figures), cell.measures)
+        facts = stored.Facts(dict(cell.rung_seconds), dict(cell.figures), cell.measures, cell.failed)
         with self._transaction():
             found = self._db.execute(
                 "SELECT planned.key FROM planned JOIN key ON key.id = planned.key WHERE night = ? "
@@ -444,7 +444,7 @@ class History:
             found[row.key] = Cell(
                 keys[row.key], row.outcome, row.reason, row.exit_code, row.seconds, held.rungs, _shared(row.versions),
                 row.host, held.measures, held.figures, {} if row.gemms is None else stored.numbers(row.gemms),
-                kept.get(row.key), graphs.get(row.key),
+                kept.get(row.key), graphs.get(row.key), failed=held.failed,
             )  # fmt: skip
         return found
 

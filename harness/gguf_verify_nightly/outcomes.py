@@ -6,12 +6,14 @@ A pass requires exit code 0 and a consistent report in which every rung passed. 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gguf_verify.processes.commands import Ended, signal_name
 from gguf_verify.read_report import Claims, UnreadableReport, read_report
+from gguf_verify.results.failures import Failure
 from gguf_verify.results.products import GemmRecord
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
@@ -26,7 +28,7 @@ from gguf_verify.support.errors import (
 )
 from gguf_verify.support.text import ELLIPSIS, printable
 
-from .records import Cell, Key, Measure, Outcome
+from .records import Cell, Failed, Key, Measure, Outcome, facts
 
 MOST_CHARACTERS = 400
 #: The prefix of lines from `gguf_verify.support.errors.say`.
@@ -64,6 +66,48 @@ def broken_off(key: Key, reason: str) -> Cell:
     return Cell(key, Outcome.BROKEN_OFF, printable(reason, MOST_CHARACTERS))
 
 
+@dataclass(frozen=True)
+class Problem:
+    """The first problem in a report: its sentence, and its identity if the report holds records of it."""
+
+    words: str
+    failed: Failed | None = None
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How a cell ended: see `records.Cell`."""
+
+    outcome: Outcome
+    reason: str = ""
+    failed: Failed | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The decisions of a run's report about its cell.
+
+    Args:
+        claimed: its verdict.
+        passing: verdicts that pass.
+        passed: the conclusion if it claims such a verdict and the exit code agrees.
+        problem: the first problem in it.
+        differs: how the run differs from the requested one; "" if it does not.
+        activity: what the run was doing when it was interrupted, after a comma; None if it was not.
+        mismatch: whether both its verdict and its records have a mismatch.
+        contents: fields of the cell.
+    """
+
+    claimed: str
+    passing: tuple[str, ...]
+    passed: Conclusion
+    problem: Problem
+    differs: str
+    activity: str | None
+    mismatch: bool
+    contents: Mapping[str, Any]
+
+
 def cell_of(
     key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool, nvrtc: str = ""
 ) -> Cell:  # fmt: skip
@@ -75,135 +119,134 @@ def cell_of(
         keep_all: also keep the reports of passing runs.
         nvrtc: the required version of NVRTC for the kernel; "" for any.
     """
-    report = claims = None
-    try:
+
+    def read(end: str) -> Judged:
         report, claims = read_report(path)
-        flaw = ""
-    except UnreadableReport as error:
-        flaw = str(error)
-    outcome, reason = concluded(
-        ended, time_limit, flaw,
-        lambda how, last: _timed_out(how, report, claims, last),
-        None if report is None or claims is None else partial(_with_report, report, claims),
-    )  # fmt: skip
-    versions = {} if report is None else _versions(report)
-    ran_with = versions.get("llama-cpp-python")
-    if report is not None and version is not None and ran_with != version:
-        outcome, reason = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
-    used = "" if report is None else report.environment.host.nvrtc
-    if report is not None and nvrtc and not f"{nvrtc}.".startswith(f"{used}." if used else "?"):
-        outcome, reason = Outcome.BROKEN_OFF, f"compiled by NVRTC {used or 'of unknown version'} instead of {nvrtc}"
-    reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
-    if report is None or outcome is Outcome.TIMED_OUT:  # its measures are incomplete
-        return Cell(key, outcome, reason, code, ended.seconds, opened=_opened(report))
-    return Cell(
-        key, outcome, reason, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
-        report.environment.host.words, _measures(report),
-        {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
-        _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None, opened=_opened(report),
-    )  # fmt: skip
+        return Judged(
+            claims.verdict,
+            (Outcome.VERIFIED, Outcome.WAIVED),
+            _passed(report, claims),
+            _first_problem(report, end),
+            _another(report, version, nvrtc),
+            _activity(report),
+            report.verdict == claims.verdict == Outcome.MISMATCH and report.n_failures > 0,
+            _contents(report),
+        )
+
+    return judged_cell(key, ended, time_limit, keep_all, read)
 
 
-def _opened(report: Report | None) -> dict[str, str]:
-    """The files that the kernel opened, with their digests."""
-    files = {} if report is None else report.environment.kernel.opened.files
-    return {path: sha256 or "" for path, sha256 in files.items()}
-
-
-def concluded(
-    ended: Ended, time_limit: float, flaw: str, timed_out: Callable[[str, str], tuple[Outcome, str]],
-    with_report: Callable[[int, str], tuple[Outcome, str]] | None,
-) -> tuple[Outcome, str]:  # fmt: skip
-    """Return the outcome of a run and its reason.
+def judged_cell(key: Key, ended: Ended, time_limit: float, keep_all: bool, read: Callable[[str], Judged]) -> Cell:
+    """Return the record of a run that has ended.
 
     Args:
-        flaw: why there is no report.
-        timed_out: judges a run that exceeded its time limit, from a description of that and the last line of output.
-        with_report: judges a run with a report, from its exit code and the last line of output; None without a report.
+        read: reads its report, and ends the sentence of its problem with the given words. Raises UnreadableReport.
+    """
+    late = f"not finished within {time_limit:g} s" if ended.exit_code is None else ""
+    try:
+        judged, flaw = read(f"; {late}" if late else ""), ""
+    except UnreadableReport as error:
+        judged, flaw = None, str(error)
+    found = _concluded(ended, late, judged, flaw)
+    if judged is not None and judged.differs:
+        found = Conclusion(Outcome.BROKEN_OFF, judged.differs)
+    exit_code = None if ended.exit_code is None or ended.exit_code < 0 else ended.exit_code
+    cell = Cell(key, found.outcome, printable(found.reason, MOST_CHARACTERS), exit_code, ended.seconds)
+    if judged is None:
+        return cell
+    if found.outcome is Outcome.TIMED_OUT:  # its measures are incomplete
+        return replace(cell, opened=judged.contents.get("opened", {}))
+    cell = replace(cell, failed=found.failed, **judged.contents)
+    return cell if keep_all or found.outcome is not Outcome.VERIFIED else replace(cell, report=None, graph=None)
+
+
+def _concluded(ended: Ended, late: str, judged: Judged | None, flaw: str) -> Conclusion:
+    """Return the conclusion of a run.
+
+    Args:
+        late: says that it exceeded its time limit; "" if it did not.
+        flaw: says why there is no report.
     """
     code = ended.exit_code
     last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
     if code is None:
-        return timed_out(f"not finished within {time_limit:g} s", last)
+        if judged is None or judged.activity is None:
+            return Conclusion(Outcome.TIMED_OUT, late + last)
+        if judged.mismatch:  # found before; nothing else of an interrupted run counts
+            return Conclusion(Outcome.MISMATCH, judged.problem.words, judged.problem.failed)
+        return Conclusion(Outcome.TIMED_OUT, late + judged.activity)
     if code < 0:
-        return Outcome.CRASHED, f"died of {signal_name(code)}{last}"
+        return Conclusion(Outcome.CRASHED, f"died of {signal_name(code)}{last}")
     if code not in (EXIT_VERIFIED, *BY_EXIT_CODE):
-        return Outcome.BROKEN_OFF, f"exit code {code}{last}"
-    if with_report is None:
-        return _without_report(ended, code, flaw, last)
-    return with_report(code, last)
-
-
-def gated(
-    code: int, last: str, claimed: str, passing: Sequence[str], problem: Callable[[], str], flaw: Callable[[], str]
-) -> tuple[Outcome, str]:  # fmt: skip
-    """Return the outcome of a run with a report: `VERIFIED` if it claims a passing verdict and nothing contradicts it.
-
-    Args:
-        code, last: its exit code and the last line of its output.
-        claimed: the verdict in its report.
-        passing: the verdicts that pass.
-        problem: describes the first problem in the report; "" for none.
-        flaw: describes what in the report contradicts a pass; "" for nothing.
-    """
-    if code != EXIT_VERIFIED:
-        if claimed in passing:
-            return BY_EXIT_CODE[code], f"exit code {code}, but its report says {claimed}"
-        return BY_EXIT_CODE[code], problem() or last.removeprefix(": ")
-    if claimed not in passing:
-        return BY_VERDICT.get(
-            claimed, Outcome.UNVERIFIED
-        ), f'exit code 0, but its report says "{printable(claimed, 60)}"'
-    found = flaw()
-    return (Outcome.UNVERIFIED, found) if found else (Outcome.VERIFIED, "")
-
-
-def out_of_time(how: str, last: str, wrote: bool, mismatch: str, where: str) -> tuple[Outcome, str]:
-    """Return the outcome of a run that exceeded its time limit. Mismatches found before count; nothing else is a pass.
-
-    Args:
-        wrote: whether it ended by itself on request and wrote its report.
-        mismatch: the first mismatch, if both the report's verdict and its records have one; "" otherwise.
-        where: its activity at the end, after a comma; "" if not known.
-    """
-    if not wrote:
-        return Outcome.TIMED_OUT, how + last
-    return (Outcome.MISMATCH, mismatch) if mismatch else (Outcome.TIMED_OUT, how + where)
-
-
-def exit_code(ended: Ended) -> int | None:
-    """The exit code of a run that ended by itself, otherwise None."""
-    return None if ended.exit_code is None or ended.exit_code < 0 else ended.exit_code
-
-
-def _timed_out(how: str, report: Report | None, claims: Claims | None, last: str) -> tuple[Outcome, str]:
-    if report is None or claims is None or report.ended_by not in EXIT_INTERRUPTED:
-        return out_of_time(how, last, False, "", "")
-    wrong = report.verdict == claims.verdict == Outcome.MISMATCH.value and report.n_failures
-    under_way = next((rung.name for rung in report.rungs if rung.fault), None)
-    return out_of_time(
-        how, last, True, _first_problem(report, f"; {how}") if wrong else "",
-        "" if under_way is None else f", in the {under_way} rung",
-    )  # fmt: skip
-
-
-def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outcome, str]:
+        return Conclusion(Outcome.BROKEN_OFF, f"exit code {code}{last}")
+    if judged is not None:
+        return _with_report(judged, code, last)
     if code == EXIT_VERIFIED:
-        return Outcome.UNVERIFIED, f"exit code 0, but {flaw}"
+        return Conclusion(Outcome.UNVERIFIED, f"exit code 0, but {flaw}")
     if code == EXIT_MISMATCH and not ended.last_line.startswith(_OUR_PREFIX):  # Python's own exit code for any error
-        return Outcome.BROKEN_OFF, f"exit code 1 and no report{last}"
-    return BY_EXIT_CODE[code], last.removeprefix(": ") or f"exit code {code} without a message"
+        return Conclusion(Outcome.BROKEN_OFF, f"exit code 1 and no report{last}")
+    return Conclusion(BY_EXIT_CODE[code], last.removeprefix(": ") or f"exit code {code} without a message")
 
 
-def _with_report(report: Report, claims: Claims, code: int, last: str) -> tuple[Outcome, str]:
-    waived = claims.verdict == Outcome.WAIVED
-    outcome, reason = gated(
-        code, last, claims.verdict, (Outcome.VERIFIED, Outcome.WAIVED), lambda: _first_problem(report),
-        lambda: "" if waived else _flaw(report, claims),
-    )  # fmt: skip
-    if waived and outcome is Outcome.VERIFIED:
-        return _waived(report, claims)
-    return outcome, reason or (report.words if outcome is Outcome.VERIFIED and report.scope else "")
+def _with_report(judged: Judged, code: int, last: str) -> Conclusion:
+    """Return the conclusion of a run with a report: a pass if it claims one and nothing contradicts it."""
+    passes = judged.claimed in judged.passing
+    if code == EXIT_VERIFIED:
+        if passes:
+            return judged.passed
+        outcome = BY_VERDICT.get(judged.claimed, Outcome.UNVERIFIED)
+        return Conclusion(outcome, f'exit code 0, but its report says "{printable(judged.claimed, 60)}"')
+    if passes:
+        return Conclusion(BY_EXIT_CODE[code], f"exit code {code}, but its report says {judged.claimed}")
+    problem = judged.problem
+    return Conclusion(BY_EXIT_CODE[code], problem.words or last.removeprefix(": "), problem.failed)
+
+
+# ---- a run of the rungs ----------------------------------------------------------------------------------------------
+
+
+def _another(report: Report, version: str | None, nvrtc: str) -> str:
+    """How the run differs from the requested one; "" if it does not."""
+    ran_with, used = report.environment.versions.llama_cpp_python, report.environment.host.nvrtc
+    if nvrtc and not f"{nvrtc}.".startswith(f"{used}." if used else "?"):
+        return f"compiled by NVRTC {used or 'of unknown version'} instead of {nvrtc}"
+    if version is not None and ran_with != version:
+        return f"ran with llama-cpp-python {ran_with} instead of {version}"
+    return ""
+
+
+def _activity(report: Report) -> str | None:
+    if report.ended_by not in EXIT_INTERRUPTED:
+        return None
+    rung = next((rung.name for rung in report.rungs if rung.fault), None)
+    return "" if rung is None else f", in the {rung} rung"
+
+
+def _contents(report: Report) -> dict[str, Any]:
+    """The fields of the cell that the report holds."""
+    return {
+        "rung_seconds": {rung.name: rung.seconds for rung in report.rungs},
+        "versions": _versions(report),
+        "host": report.environment.host.words,
+        "measures": tuple(
+            Measure(rung.name, who, worst.utilisation, worst.score, worst.where, worst.of_kernel)
+            for rung in report.rungs
+            for who, worst in rung.worst.items()
+        ),
+        "figures": {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
+        "gemms": _gemms(report),
+        "report": report,
+        "opened": {path: sha256 or "" for path, sha256 in report.environment.kernel.opened.files.items()},
+    }
+
+
+def _passed(report: Report, claims: Claims) -> Conclusion:
+    """Return the conclusion of a run with exit code 0 whose report claims a pass."""
+    if claims.verdict == Outcome.WAIVED:
+        return Conclusion(*_waived(report, claims))
+    if flaw := _flaw(report, claims):
+        return Conclusion(Outcome.UNVERIFIED, flaw)
+    return Conclusion(Outcome.VERIFIED, report.words if report.scope else "")
 
 
 def _flaw(report: Report, claims: Claims) -> str:
@@ -234,45 +277,51 @@ def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
     return Outcome.WAIVED, "; ".join(use.words for use in applied)
 
 
-def _first_problem(report: Report, end: str = "") -> str:
-    """Describe the first problem, count the others, and say what is at fault. Only the problem is shortened."""
+def _first_problem(report: Report, end: str) -> Problem:
+    """The first problem, the number of others, and the culprits. Only the problem is shortened."""
+    found = _problem(report)
     who = (f"; {report.at_fault}" if report.culprits else "") + end
-    problem, room = _problem(report), MOST_CHARACTERS - len(who) - 1
+    problem, room = found.words, MOST_CHARACTERS - len(who) - 1
     if len(printable(problem)) > room:
         problem = problem[:room]
         while len(printable(problem)) > room:
             problem = problem[:-1]
         problem += ELLIPSIS
-    return problem + who
+    return Problem(problem + who, found.failed)
 
 
-def _problem(report: Report) -> str:
+def _problem(report: Report) -> Problem:
     if report.fault:
-        return report.fault
+        return Problem(report.fault, Failed("run", kind="file changed"))
     expired = "".join(f" (a waiver expired on {use.until})" for use in report.waivers if use.state == "expired")
     for rung in report.rungs:
-        counting = [f for f in rung.failures if f.tensor not in rung.waived]
-        if counting:
-            return f"{rung.name}: {counting[0].what}{more(rung.n_failures - rung.n_waived)}{_diagnosis(rung)}{expired}"
+        if counting := [f for f in rung.failures if f.tensor not in rung.waived]:
+            return _mismatch(rung, counting[0], expired)
     if report.ended_by == "budget":
-        return report.unfinished or ""
+        return Problem(report.unfinished or "", Failed("run", kind="budget"))
     for rung in report.rungs:
         if rung.fault:
-            return f"{rung.name}: {rung.fault}"
+            failed = Failed(rung.name, place=facts(rung.fault), kind=f"broken off, {rung.fault_culprit}")
+            return Problem(f"{rung.name}: {rung.fault}", failed)
     for rung in report.rungs:
         if rung.unverified:
-            first = rung.unverified[0]
-            return f"{rung.name}: {first.title}: {first.why}{more(len(rung.unverified))}"
-    return ", ".join(f"{rung.name} {rung.verdict}" for rung in report.rungs)
+            first, n = rung.unverified[0], len(rung.unverified)
+            failed = Failed(rung.name, first.tensor, first.name, f"not verified, {first.culprit}", n)
+            return Problem(f"{rung.name}: {first.title}: {first.why}{more(n)}", failed)
+    return Problem(", ".join(f"{rung.name} {rung.verdict}" for rung in report.rungs))
 
 
-def _diagnosis(rung: RungResult) -> str:
-    """The explanation of a rung's failures: the ids of faults or the names of definitions."""
-    found = rung.diagnosis
-    if found is None:
-        return ""
-    named = [fault.id for fault in found.faults] or [*found.definitions] or [found.verdict]
-    return f"; diagnosis: {', '.join(named)}"
+def _mismatch(rung: RungResult, first: Failure, end: str) -> Problem:
+    """A mismatch in a rung, with its explanation: the ids of faults or the names of definitions."""
+    named: list[str] = []
+    if (found := rung.diagnosis) is not None:
+        named = [fault.id for fault in found.faults] or [*found.definitions] or [found.verdict]
+    n = rung.n_failures - rung.n_waived
+    diagnosis = f"; diagnosis: {', '.join(named)}" if named else ""
+    at = {name: getattr(first, name) for name in ("row", "block", "token")}
+    place = ", ".join(f"{name} {value}" for name, value in at.items() if value is not None)
+    failed = Failed(rung.name, first.tensor, place or facts(first.what), ", ".join([first.culprit, *named]), n)
+    return Problem(f"{rung.name}: {first.what}{more(n)}{diagnosis}{end}", failed)
 
 
 def more(n: int) -> str:
@@ -290,14 +339,6 @@ def _versions(report: Report) -> dict[str, str]:
         "python": versions.python, "numpy": versions.numpy, "gguf": versions.gguf,
         "reference": report.environment.reference.where, "platform": versions.platform,
     } | {name: version for name, version in of_host.items() if version}  # fmt: skip
-
-
-def _measures(report: Report) -> tuple[Measure, ...]:
-    return tuple(
-        Measure(rung.name, who, worst.utilisation, worst.score, worst.where, worst.of_kernel)
-        for rung in report.rungs
-        for who, worst in rung.worst.items()
-    )
 
 
 def _gemms(report: Report) -> dict[str, float]:

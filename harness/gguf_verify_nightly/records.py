@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -79,6 +80,29 @@ class Measure:
     of_kernel: bool
 
 
+class Failed(NamedTuple):
+    """The identity of a cell's first problem. Comparisons of nights use it, because sentences are reworded.
+
+    Args:
+        check: the rung, "graph" or "run".
+        tensor: the tensor, node or operation.
+        place: in the tensor or the graph.
+        kind: culprit and diagnosis, or the operation and its device.
+        number: of such problems.
+    """
+
+    check: str
+    tensor: str = ""
+    place: str = ""
+    kind: str = ""
+    number: int = 0
+
+
+def facts(sentence: str) -> str:
+    """The parts of a sentence that rewording keeps: the words with a digit, an underscore or two capitals."""
+    return " ".join(word.strip("().,:;") for word in sentence.split() if re.search(r"[\d_]|[A-Z]{2}", word))
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of the matrix.
@@ -98,6 +122,7 @@ class Cell:
         report: the run's report, if it is kept; only if the night is read with its reports. None for a graph.
         graph: the same for a run that judged a graph.
         opened: files that the kernel opened → sha256, or "" if not known; only for a run that has just ended.
+        failed: the identity of the problem that `reason` reports; None if the run's report holds no records of it.
     """
 
     key: Key
@@ -114,6 +139,7 @@ class Cell:
     report: Report | None = None
     graph: GraphReport | None = None
     opened: Mapping[str, str] = field(default_factory=dict)
+    failed: Failed | None = None
 
     @property
     def verified(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from .records import Measure, Outcome
+from .records import Failed, Measure, Outcome
 
 T = TypeVar("T")
 
@@ -98,11 +98,12 @@ class Seconds(NamedTuple):
 
 
 class Facts(Struct):
-    """The small parts of a cell that have no column."""
+    """The small parts of a cell that have no column; older versions did not write `failed`."""
 
     rungs: dict[str, float]
     figures: dict[str, float]
     measures: tuple[Measure, ...]
+    failed: Failed | None = None
 
 
 _FACTS = msgspec.json.Decoder(Facts, strict=False)

@@ -1,4 +1,4 @@
-"""What runs of hostile kernels share."""
+"""Fixtures for runs of hostile kernels."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ from tests.support.hostile import SANDBOX, Arena, Attack, shared, single
 from tests.support.hostile_ground import Ground
 from tests.support.hostile_kernels import attacks
 
-#: Runs before the first look: what is loaded and compiled once is there then.
+#: Runs before the first look: by then everything that is loaded and compiled once is there.
 SETTLED = 8
-#: Bytes that memory may grow by between the middle and the end, for what the allocator keeps.
+#: Bytes by which memory may grow between the middle and the end: the allocator keeps some.
 _MOST_GROWTH = 24 << 20
 _PROCESS = Path(__file__).with_name("soak_process.py")
 
-#: A soak asks for amounts in the verifier, so it leaves out what takes minutes or gigabytes by itself.
+#: Attacks that take minutes or gigabytes by themselves.
 _LEFT_OUT = frozenset({"fills_memory", "fills_shared_memory", "fills_the_disk", "bombs", "kills_everybody"})
 #: Of each kind one, for a short soak.
 SHORT = (
@@ -60,7 +60,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Soaked:
-    """What was seen of many kernels in one process. `breaches` is empty where nothing is left and nothing grows."""
+    """The result of many kernels in one process. `breaches` is empty if nothing is left and nothing grows."""
 
     made: int
     exits: dict[str, int]
@@ -89,7 +89,7 @@ def one_process(arena: Arena, made: list[Attack], count: int, seconds: float) ->
     }))  # fmt: skip
     run = [sys.executable, "-P", str(_PROCESS), str(asked), str(said)]
     outcome = arena.watch(run, made, "never", exits=[1], seconds=seconds + 60.0)
-    # what the kernels' moments are is in folders of their own
+    # files about the kernels' moments are in folders of their own
     breaches = list(outcome.breaches)
     if not said.exists():
         return Soaked(0, {}, [], [*breaches, f"it did not come to its end: {outcome.described()}"])
@@ -104,7 +104,7 @@ def one_process(arena: Arena, made: list[Attack], count: int, seconds: float) ->
 
 
 def grown(looks: list[Look]) -> list[str]:
-    """What is more at the end than before, in words."""
+    """Growth between the looks, in words."""
     found = []
     if len(looks) < 3:
         return ["too few looks"]

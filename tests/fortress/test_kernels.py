@@ -1,4 +1,4 @@
-"""Kernels that attack: never a pass, always a report, and no process, no file and nobody else's state is touched."""
+"""Kernels that attack: never a pass, always a report, and no process, file or state of others is touched."""
 
 from __future__ import annotations
 

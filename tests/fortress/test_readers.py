@@ -1,4 +1,4 @@
-"""Processes that read files, taken over: what a file that breaks into llama.cpp or gguf-py could do."""
+"""Processes that read files, taken over: the harm that a file could do that breaks into llama.cpp or gguf-py."""
 
 from __future__ import annotations
 

@@ -27,5 +27,5 @@ def test_flat() -> None:
         (Look(200, 100 << 20, 20, 1, 1), "1 children"), (Look(200, 100 << 20, 20, 0, 2), "temporary files grow"),
     ],
 )  # fmt: skip
-def test_what_grows_is_said(look: Look, words: str) -> None:
+def test_growth_is_reported(look: Look, words: str) -> None:
     assert words in "\n".join(grown([*FLAT[:2], look]))

@@ -93,7 +93,7 @@ def _run_all(target: Target, folder: Path) -> int:
     return len(inputs)
 
 
-# -- what to keep -----------------------------------------------------------------------------------------------
+# -- choosing inputs --------------------------------------------------------------------------------------------
 
 
 def traced(run: Callable[[], object], within: str = str(PACKAGE)) -> tuple[Arcs, int]:
@@ -125,7 +125,7 @@ def traced(run: Callable[[], object], within: str = str(PACKAGE)) -> tuple[Arcs,
 
 
 def fewest(reached: dict[bytes, Arcs], always: Iterable[bytes] = ()) -> list[bytes]:
-    """Few inputs, small ones first, that reach what all of them do."""
+    """Few inputs, small ones first, that reach everything that all of them reach."""
     kept = list(always)
     known = {arc for data in kept for arc in reached[data]}
     for data in sorted(reached, key=lambda data: (len(data), data)):
@@ -159,7 +159,7 @@ def keep(folder: Path, names: list[str]) -> list[str]:
                 inputs.setdefault(data, name_of(data))
         reached: dict[bytes, Arcs] = {}
         with tempfile.TemporaryDirectory() as work:
-            for data in list(inputs)[:1]:  # what is done once is no input's merit
+            for data in list(inputs)[:1]:  # work that is done once belongs to no input
                 target.check(Path(work), data)
             for data in inputs:
                 reached[data], _ = traced(partial(target.check, Path(work), data))

@@ -95,7 +95,7 @@ def of_lines(words: Sequence[str] = ()) -> Callable[[bytes, random.Random], byte
 
 
 def of_value(rng: random.Random, depth: int = 0) -> Json:
-    """A JSON value that nobody expects."""
+    """An unexpected JSON value."""
     kinds = 8 if depth < 3 else 6
     match rng.randrange(kinds):
         case 0:
@@ -153,7 +153,7 @@ def framed(*messages: bytes) -> bytes:
 
 
 def frames(data: bytes) -> list[bytes]:
-    """The messages of `framed`, as far as they are whole; what is left is the last one."""
+    """The messages of `framed` as far as they are complete; the rest is the last one."""
     found = []
     while len(data) >= 4:
         (length,) = struct.unpack("!i", data[:4])

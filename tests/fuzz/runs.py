@@ -20,7 +20,7 @@ FOUND = Path(tempfile.gettempdir(), "gguf-verify-found")
 
 
 class Found(AssertionError):
-    """An input breaks something; the message says how to repeat it."""
+    """An input fails; the message says how to repeat it."""
 
 
 def name_of(data: bytes) -> str:
@@ -34,7 +34,7 @@ def kept_inputs(target: Target) -> list[bytes]:
 
 
 def starting_inputs(target: Target) -> list[bytes]:
-    """What is mutated: the kept inputs, and the target's seeds."""
+    """The inputs that are mutated: the kept ones and the target's seeds."""
     whole = [*kept_inputs(target), *(data for data in target.seeds() if len(data) <= target.largest)]
     return list(dict.fromkeys(whole))
 

@@ -1,4 +1,4 @@
-"""What `python -m tools.measure fuzz` does: runs each target in a process of its own and says what was found.
+"""The command `python -m tools.measure fuzz`: runs each target in a process of its own and prints the findings.
 
 python -m tests.fuzz.session OPTIONS      the options of `tools.measure.fuzz` as JSON
 """

@@ -38,7 +38,7 @@ def test_kept_and_mutated_inputs(target: Target, tmp_path: Path) -> None:
 
 @EVERY
 def test_a_target_is_reproducible(target: Target) -> None:
-    """Its seeds, and so its mutated inputs, are the same each time; few of them are what they were made of."""
+    """Its seeds, and so its mutated inputs, are the same each time; most mutated inputs differ from their parents."""
     seeds = list(target.seeds())
     assert seeds == list(target.seeds())
     assert seeds
@@ -63,7 +63,7 @@ def test_the_corpus_is_small() -> None:
 
 
 def test_kept_inputs_reach_the_readers() -> None:
-    """Without the mutations. What is missing is listed: a rule without an input is a rule that nobody tries."""
+    """Without the mutations. Missing lines are listed: a rule without an input is not tested."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     names = [target.name for target in targets().values() if target.covered]
     done = subprocess.run(
@@ -98,27 +98,6 @@ def test_parsing_is_linear_in_the_file(tmp_path: Path) -> None:
         assert peak < 200_000 + 60 * len(data), runs.name_of(data)
 
 
-MANY: dict[str, Callable[[int], corpus.Built]] = {
-    "keys": lambda n: corpus.gguf([corpus.pair(f"k{i}", corpus.U8, b"1") for i in range(n)]),
-    "tensors": lambda n: corpus.gguf([], [corpus.info(f"t{i}", [0], corpus.T_F32, 0) for i in range(n)], []),
-    "tokens": lambda n: corpus.gguf([corpus.array("w", corpus.STRING, n, [corpus.text("")] * n)]),
-    "nested arrays": lambda n: corpus.gguf(
-        [corpus.array("w", corpus.ARRAY, n, [corpus.u32(corpus.U8) + corpus.u64(0)] * n)]
-    ),
-    "bytes that are no UTF-8": lambda n: corpus.gguf([corpus.array("w", corpus.STRING, n, [corpus.text(b"\xff")] * n)]),
-}
-
-
-@pytest.mark.parametrize("kind", MANY)
-def test_twice_as_much_takes_twice_as_long(kind: str, tmp_path: Path) -> None:
-    path, counts = tmp_path / "many.gguf", []
-    for n in (500, 1000):
-        path.write_bytes(MANY[kind](n).data)
-        _, count = lines.traced(lambda: parse(path).close())
-        counts.append(count)
-    assert counts[1] < 2.2 * counts[0]
-
-
 # -- the machinery ----------------------------------------------------------------------------------------------
 
 
@@ -126,7 +105,7 @@ def planted(check: Callable[[Path, bytes], object]) -> Target:
     return Target("planted", "anything", lambda: [b"seed", b"other seed"], check)
 
 
-def test_what_breaks_something_is_saved_and_can_be_repeated(tmp_path: Path) -> None:
+def test_an_input_that_fails_is_saved_and_can_be_repeated(tmp_path: Path) -> None:
     def check(folder: Path, data: bytes) -> None:
         assert b"seed" in data, "no seed"
 
@@ -171,7 +150,7 @@ def test_lines_are_traced_where_they_should_be(tmp_path: Path) -> None:
     ids=["json", "lines", "frames", "bytes"],
 )  # fmt: skip
 def test_mutations(mutate: Callable[[bytes, random.Random], bytes], data: bytes) -> None:
-    """They take anything, and what they make differs."""
+    """They accept any input, and their outputs differ."""
     made = [mutate(data, random.Random(seed)) for seed in range(300)]
     assert len(set(made)) > 100
     assert made == [mutate(data, random.Random(seed)) for seed in range(300)]

@@ -71,7 +71,7 @@ def gpu() -> Host:
 @pytest.fixture(scope="module")
 def cpu(request: pytest.FixtureRequest) -> CpuHost:
     host = CpuHost()
-    if len(request.session.items) > 50:  # all of them: compile on every core what the cache does not hold
+    if len(request.session.items) > 50:  # all of them: compile everything that is not cached, on every core
         needed = [source for source in sources() if source[0] not in {KERNELS[k].file for k in TILED}]
         # each process begins with a share of its own, and finds the others' in the cache
         number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
@@ -293,7 +293,7 @@ def test_illegal_address(tmp_path: Path) -> None:
     ],
 )
 def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
-    """The ladder's shapes: the bits of naive on the same card; of the kernel with an order of its own, of the CPU."""
+    """The ladder's shapes: the bits of naive on the same GPU; of the CPU for the kernel with an order of its own."""
     spec, naive = KERNELS[name], ShippedKernel(KERNELS["q8_1_naive"], gpu)
     if spec.cards.target(str(gpu.sm)) is None:
         unmet("gpu", f"{name} needs {spec.cards}")
@@ -333,7 +333,7 @@ def test_decode_has_the_bits_of_naive(gpu: Host, fmt: BlockFormat) -> None:
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("name", ["q8_1_gemv", "q8_1_decode", "q8_1_columns"])
 def test_gemv_of_values(gpu: Host, name: str, m: int) -> None:
-    """Quantized in the kernel: the bits of quantizing, then multiplying. The inverse of d is the card's."""
+    """Quantized in the kernel: the bits of quantizing, then multiplying. The inverse of d is the GPU's."""
     rng, kernel = np.random.default_rng(30), ShippedKernel(KERNELS[name], gpu)
     for kind_of_weights in ("Q4_0", "Q5_1", "Q8_0"):
         fmt = FORMATS[kind_of_weights]

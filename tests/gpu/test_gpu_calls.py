@@ -1,4 +1,4 @@
-"""Calls of foreign kernels on a card: launches, scratch and strides; PTX and cubins; functions of libraries that nvcc
+"""Calls of foreign kernels on a GPU: launches, scratch and strides; PTX and cubins; functions of libraries that nvcc
 made; tensors and operators of PyTorch; outputs of halves. Skipped by name where there is no GPU."""
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.choice import make_host
-from gguf_verify.kernels.foreign.opening import Further, open_foreign
+from gguf_verify.kernels.foreign.names import Further
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
@@ -29,7 +30,7 @@ LAUNCH = 'block = 128\ngrid = "ceil(M * N, 128)"\n'
 
 
 def right(name: str, semantics: str, output: str = "float32", further: Further | None = None) -> bool:
-    """Whether a kernel's product on the card is right. Raises KernelFault."""
+    """Whether a kernel's product on the GPU is correct. Raises KernelFault."""
     host = make_host("gpu", 0)
     kernel = open_foreign(name, host, 600.0, further=further)
     try:
@@ -118,7 +119,7 @@ def test_half_twins(tmp_path: Path, example: str, output: str, fault: tuple[str,
 
 
 @pytest.mark.needs("torch")
-def test_tensors_on_the_card(tmp_path: Path) -> None:
+def test_tensors_on_the_gpu(tmp_path: Path) -> None:
     for dtype in ("float16", "bfloat16", "float32"):
         for wrong in (False, True):
             path = tmp_path / f"k_{dtype}_{wrong}.py"
@@ -137,7 +138,7 @@ def test_tensors_on_the_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_operators_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     name = module(tmp_path)
     (tmp_path / "b.toml").write_text(

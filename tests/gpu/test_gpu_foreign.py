@@ -1,7 +1,7 @@
-"""Kernels of others on a GPU: the examples, CuPy's arrays, and what is wrong. Skipped by name where there is none.
+"""Foreign kernels on a GPU: the examples, CuPy's arrays, and incorrect kernels. Skipped by name where there is none.
 
-Every wrong kernel is so for matrices of 128 rows only: one of two that are looked at. What it does there is one line,
-and the other matrix is verified, whatever became of the process and its state on the card.
+Every incorrect kernel is so for matrices of 128 rows only: one of the two that are judged. Its fault is one line, and
+the other matrix is verified, whatever happened to the process and its state on the GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
-from tests.support.tools import FIXTURES, ROOT, cli
+from tests.support.tools import FIXTURES, ROOT
 
 pytestmark = pytest.mark.needs("gpu")
 
@@ -40,7 +40,7 @@ def all_rungs(kernel: str) -> None:
     report = verified(kernel, "blocks", "layers", "tokens")
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
     assert [r.verdict for r in report.rungs] == ["passed"] * 3
-    on_host = ".cu:" in kernel  # elsewhere its own code says where it runs
+    on_host = ".cu:" in kernel  # elsewhere its own code chooses where it runs
     assert (f"{HOST}: " in report.environment.host.words) == on_host
 
 
@@ -49,13 +49,6 @@ def all_rungs(kernel: str) -> None:
 
 def test_the_cuda_example() -> None:
     all_rungs(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm")
-
-
-def test_the_command_line() -> None:
-    arguments = ("--kernel", f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", "--host", HOST, "--tensor", TWO, "--rungs", "layers")
-    done = cli(Q4_0, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "VERIFIED" in done.stdout
 
 
 @pytest.mark.needs("torch")
@@ -81,8 +74,8 @@ def test_cupy(name: str) -> None:
     all_rungs(f"{CUPY}:{name}")
 
 
-def test_a_card_is_not_needed_for_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An oracle in NumPy beside a kernel in CUDA C++: the example, by one that says what q8_1 says."""
+def test_an_oracle_in_numpy_beside_a_kernel_in_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An oracle in NumPy beside a kernel in CUDA C++: the example, judged by an oracle that equals q8_1."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]))
     (tmp_path / "my_oracle.py").write_text(
         "from tests.support.foreign_kernels import Oracle, codes_and_minima, codes_and_sums\n"
@@ -119,7 +112,7 @@ def one_of_two(report: Report, said: str, single: bool) -> None:
     assert judged[RIGHT] == 0
 
 
-#: What it does in place of `y[i] = acc;`, what is said of it, and whether that is all.
+#: The code in place of `y[i] = acc;`, the failure, and whether that is the only one.
 CUDA = {
     "illegal address": ("y[N == 128 ? i + (1ll << 40) : i] = acc;", "CUDA failed: |crashed: ", True),
     "endless loop": (
@@ -160,8 +153,8 @@ def test_wrong_cuda(tmp_path: Path, what: str) -> None:
     ],
 )
 def test_wrong_cupy(name: str, said: str, single: bool) -> None:
-    """A device's memory has no guards, but what is wrong in it shows in the second run or in the outputs. The limit is
-    one that no right product reaches, which CuPy compiles in its first call, beside much other work."""
+    """A device's memory has no guards, but faults in it show in the second run or in the outputs. No correct product
+    reaches the limit; CuPy compiles in its first call, beside much other work."""
     one_of_two(verified(f"{CUPY}:{name}", "layers", kernel_time_limit=60.0), said, single)
 
 
@@ -174,7 +167,7 @@ def test_a_run_of_all_rungs_outlives_lost_processes(tmp_path: Path) -> None:
 
 
 def test_a_gpu_kernel_and_matrices_that_are_not_quantized() -> None:
-    """Its process, and the shipped kernels of this one, use the card side by side."""
+    """Its process, and the shipped kernels of this one, use the GPU side by side."""
     report = verify(
         FIXTURES / "tiny-F16.gguf", f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", HOST, ["layers"],
         Options(probes="brief", prompt="The", n_predict=1, tensor=r"blk\.0\.attn_q", progress=False),

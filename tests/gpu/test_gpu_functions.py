@@ -1,5 +1,5 @@
-"""CUDA's functions on a card, of NVIDIA's headers, against those of the CPU host: every word. Run with -s, it shows
-what differs where it may. Skipped by name where no GPU can be used."""
+"""CUDA's functions on a GPU, from NVIDIA's headers, against those of the CPU host: every word. Run with -s, it lists
+functions that may differ and do. Skipped by name where no GPU can be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = 1 << 18
 
 
 def header_folders() -> list[Path]:
-    """Those of CUDA's own headers and of what they include: a toolkit's, or else CuPy's or NVIDIA's packages'."""
+    """Folders of CUDA's headers and of those that they include: a toolkit's, or else CuPy's or NVIDIA's."""
     nvcc = shutil.which("nvcc")
     tops = [Path(nvcc).resolve().parent.parent / "include"] if nvcc else []
     tops += [Path("/usr/local/cuda/include")]
@@ -36,7 +36,7 @@ def header_folders() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def on_card(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """which, a, b, c → uint64[n], computed on the card."""
+    """which, a, b, c → uint64[n], computed on the GPU."""
     import cupy
 
     host: Any = make_host("gpu")
@@ -57,7 +57,7 @@ def on_card(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def difference(case: Case, card: Words, cpu: Words, given: tuple[Words, ...]) -> tuple[bool, str]:
-    """Whether the words may be these, and what to say of those that differ."""
+    """Whether the words are allowed, and a line about those that differ."""
     at = np.flatnonzero(card != cpu)
     if not len(at):
         return True, ""
@@ -75,7 +75,7 @@ def difference(case: Case, card: Words, cpu: Words, given: tuple[Words, ...]) ->
     return bool(allowed), said + f"the CPU host {int(cpu[worst]):#x}"
 
 
-def test_every_function_has_the_bits_of_the_card(on_card: Any, tmp_path: Path) -> None:
+def test_every_function_has_the_bits_of_the_gpu(on_card: Any, tmp_path: Path) -> None:
     on_cpu = OnCpu(tmp_path)
     wrong, same = [], 0
     for which, case in enumerate(CASES):

@@ -1,4 +1,4 @@
-"""What kernels of engines use of CUDA C++, on a card: outputs are those that NumPy and the CPU host compute."""
+"""CUDA C++ features that kernels of engines use, on a GPU: outputs are those that NumPy and the CPU host compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DECLARED = (
 
 
 @pytest.mark.parametrize("by", ["NVRTC", "nvcc"])
-def test_all_features_on_the_card(by: str, tmp_path: Path) -> None:
+def test_all_features_on_the_gpu(by: str, tmp_path: Path) -> None:
     if nvcc.include_folder() is None or (by == "nvcc" and nvcc.version() is None):
         pytest.skip(f"{by} or CUDA's headers are not here")
     (tmp_path / "probe.cu").write_text(probe.source(list(probe.FEATURES)))

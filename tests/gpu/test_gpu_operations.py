@@ -1,4 +1,4 @@
-"""llama.cpp's CUDA backend: every operation on drawn inputs, and the fixture's graph. Needs a llama.cpp with CUDA."""
+"""llama.cpp's CUDA backend: every operation on random inputs, and the fixture's graph. Needs a llama.cpp with CUDA."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def process() -> Iterator[NodeProcess]:
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
-def test_drawn_nodes(process: NodeProcess, op: str) -> None:
-    """None that is judged is wrong, but for what a finding explains; what CUDA does not offer, at what llama.cpp ends
-    itself, and what has no definition there, is counted."""
+def test_random_nodes(process: NodeProcess, op: str) -> None:
+    """No judged node is wrong unless a finding explains it. Operations that CUDA does not offer, that end llama.cpp, or
+    that have no definition there are counted."""
     counts: Counter[str] = Counter()
     known = page.findings()
     for node in OPERATIONS[op].draw(np.random.default_rng(0)):

@@ -20,6 +20,7 @@ from gguf_verify.results.report import Report
 from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.terms.codes import INTEGERS, SUMS
 from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel
@@ -57,7 +58,7 @@ OTHERS = [f for f in FORMATS.values() if f.name not in LEGACY and defined(f)]
 
 
 def is_verified(report: Report, fmt: WeightFormat) -> None:
-    """Every definition of the format, each in its bound, and nothing left out but what has none."""
+    """Every definition of the format, each within its bound; only formats without a definition are skipped."""
     assert isinstance(fmt, BlockFormat)
     names = defined(fmt)
     blocks, layers, tokens = report.rungs
@@ -85,7 +86,7 @@ def test_fixtures(host: Host, name: str) -> None:
     many, few = (llama_cuda_semantics(FORMATS[name[5:]], tokens).name for tokens in (9, 1))
     assert layers.figures[f"llama.cpp's GEMMs by MMQ, {many}"] == 22
     assert layers.figures[f"llama.cpp's GEMMs by MMVQ, {few}"] in range(22, 8 * 22 + 1, 22)
-    other = {"tiny-Q4_0": many, "tiny-Q5_1": few}[name]  # what is not the kernel's own definition
+    other = {"tiny-Q4_0": many, "tiny-Q5_1": few}[name]  # not the kernel's own definition
     assert layers.figures[f"gap to llama.cpp as {other}, worst NMSE"] > 1e-8
     assert layers.figures["MMVQ's Gaussian codes"] == 1 << 20
     for path in ("MMVQ", "MMQ"):
@@ -111,7 +112,7 @@ def test_float32_kernel(host: Host) -> None:
 
 @pytest.mark.parametrize("model", ["moe", "deepseek"])
 def test_experts(host: Host, folder: Path, llama: Llama, model: str) -> None:
-    """Everything quantized is right; what routes tokens is F32, and named."""
+    """Everything quantized is correct; the router of tokens is F32, and named."""
     path = graphs.MODELS[model](llama, folder / f"{model}.gguf")
     report = verify(path, "q8_1_dp4a", host, RUNGS, OPTIONS)
     assert [r.n_failures for r in report.rungs] == [0, 0, 0]
@@ -134,10 +135,7 @@ def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, n
 
     def wrong(fmt: WeightFormat, *what: Any) -> Semantics:
         right = llama_cuda_semantics(fmt, *what)
-        of_integers = right.term.integer_offset(FORMATS["Q4_0"])
-        other = replace(
-            right, term=replace(right.term, integer_offset=lambda fmt: fmt.offset != 0 and not of_integers)
-        )  # fmt: skip
+        other = replace(right, term=SUMS if right.term.offset(FORMATS["Q4_0"]) else INTEGERS)
         return other if right.name == name else right
 
     monkeypatch.setattr(cuda, "llama_cuda_semantics", wrong)
@@ -157,7 +155,7 @@ def test_a_short_prompt_is_repeated_for_mmq(host: Host) -> None:
 
 @pytest.mark.parametrize("fmt", [*LEGACY.values(), *OTHERS], ids=lambda f: f.name)
 def test_identify(host: Host, folder: Path, llama: Llama, fmt: BlockFormat) -> None:
-    """MMVQ and MMQ are told apart by their outputs, on the activations that they give away."""
+    """MMVQ and MMQ are distinguished by their outputs, on the activations that they reveal."""
     report = identify_model(model_of(fmt, folder, llama), "q8_1_dp4a", host, OPTIONS)
     theirs = {p.m: p for p in report.products if p.who == "llama.cpp on the GPU" and p.type == fmt.name}
     for m in (1, 8, 9, 64):

@@ -36,7 +36,7 @@ def measured(part: Any, kind: type[records.R], file: Path, *words: str) -> tuple
     return code, record
 
 
-def test_a_verification_and_what_llama_cpp_takes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_verification_and_llama_cpp_are_timed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("--tokens", "9", "-n", "1", "--options", "--rungs bytes,blocks --probes brief")
     code, run = measured(verify, records.Run, tmp_path / "results.json", *words)
     assert (code, run.verdict, run.host) == (0, "verified", "cpu")
@@ -52,7 +52,7 @@ def test_a_verification_and_what_llama_cpp_takes(tmp_path: Path, capfd: pytest.C
     assert "verified in " in capfd.readouterr().out
 
 
-def test_a_verification_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failed_verification_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(WRONG)
     words = ("-n", "1", "--kernel", f"{file}:gemm", "--options", "--rungs blocks --tensor attn_k -x --sandbox none")
@@ -86,7 +86,7 @@ def test_planted_faults_are_found(kernel: str, kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("small_samples")
-def test_a_broken_promise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_promise_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no combination is suspicious, only faults in sampled rows and in thorough runs are found."""
     monkeypatch.setattr(sampling, "ROWS", 1)
     monkeypatch.setattr(Combinations, "suspicious", lambda self, y, *_: y[:, :0].any(axis=1))

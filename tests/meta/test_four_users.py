@@ -32,7 +32,7 @@ def test_a_step_that_is_late_fails_unless_times_are_not_judged() -> None:
     assert not shown.fault
 
 
-def test_what_a_page_no_longer_says_is_noticed() -> None:
+def test_code_that_a_page_lost_is_noticed() -> None:
     assert "def gemm" in code_of(ROOT / "README.md", "python", "def gemm")
     with pytest.raises(Broken, match="has no python block that contains"):
         code_of(ROOT / "README.md", "python", "no such code")

@@ -26,7 +26,7 @@ def test_operations_and_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
 
 
-def test_what_is_wrong_is_told(
+def test_a_wrong_definition_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SUM judged as MEAN."""

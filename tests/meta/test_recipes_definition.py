@@ -1,68 +1,62 @@
-"""The recipe "add a definition" of docs/extending.md: one file is accepted in a declaration and changes a verdict."""
+"""The recipe "add a definition" of docs/extending.md, with its file: a new formula is accepted and changes verdicts."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.support.project_copy import ProjectCopy
-from tests.support.tools import FIXTURES
+from tests.support.tools import FIXTURES, ROOT
 
-FILE = "harness/gguf_verify/semantics/definitions/q8_1_integers.py"
-#: Like `q8_1`, but the offset is subtracted from the codes: s is not used.
-DEFINITION = '''"""`q8_1_integers`: a definition of a test."""
+NAME = "q8_1_half_minimum"
+FILE = f"harness/gguf_verify/semantics/definitions/{NAME}.py"
 
-from __future__ import annotations
-
-from ..definition import Semantics
-from ..encodings.q8_1 import RAW_Q8_1
-from ..terms.integers import INTEGERS
-
-Q8_1_INTEGERS = Semantics(
-    name="q8_1_integers",
-    title="d_w·d_a·Σ (q_w - offset)·q_a",
-    source="a kernel of a test",
-    encoding=RAW_Q8_1,
-    term=INTEGERS,
-    any_format=True,
-)
-'''
-
+#: Q5_1 by the formula of the page, or with the minimum's part in float32.
 KERNEL = """
 import numpy as np
 from gguf_verify import kernel
 
-Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+Q5_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)])
 Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
 
-@kernel(formats=["Q4_0"], semantics=SEMANTICS)
+@kernel(formats=["Q5_1"], semantics=SEMANTICS)
 def gemm(weights, activations, shape):
-    w, x = weights.view(Q4_0), activations.view(Q8_1)
-    codes = np.concatenate([w["qs"] & 15, w["qs"] >> 4], axis=-1).astype(np.float32) - 8
-    products = np.einsum("mbj,nbj->mnb", x["qs"].astype(np.float32), codes)
-    return np.einsum("mnb,mb,nb->mn", products, x["d"].astype(np.float32), w["d"].astype(np.float32))
+    w, x = weights.view(Q5_1), activations.view(Q8_1)
+    nibbles = np.concatenate([w["qs"] & 15, w["qs"] >> 4], axis=-1)
+    codes = (nibbles + (w["qh"][..., None] >> np.arange(32) & 1) * 16).astype(np.float32)
+    q, d = x["qs"].astype(np.float32), x["d"].astype(np.float32)
+    products = np.einsum("mbj,nbj->mnb", q, codes) * d[:, None] * w["d"].astype(np.float32)
+    sums = (d * q.sum(axis=-1)).astype(np.MINIMUM)
+    return (products + sums[:, None] * w["m"].astype(np.MINIMUM)).sum(axis=-1, dtype=np.float32)
 """
 
-RUN = (FIXTURES / "tiny-Q4_0.gguf", "--rungs", "blocks", "--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
+RUN = (FIXTURES / "tiny-Q5_1.gguf", "--rungs", "blocks", "--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
 
 
-def test_a_definition_is_one_file(tmp_path: Path) -> None:
+def recipe() -> str:
+    """The file that the page shows."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    section = page.partition("## A definition\n")[2].partition("\n## ")[0]
+    (text,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return str(text)
+
+
+def test_a_new_formula_is_one_file(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
-    kernels = {}
-    for name in ("q8_1", "q8_1_integers"):
-        kernels[name] = tmp_path / f"{name}.py"
-        kernels[name].write_text(KERNEL.replace("SEMANTICS", repr(name)))
-    as_q8_1, as_integers = (("--kernel", f"{path}:gemm") for path in kernels.values())
 
-    wrong = copy.cli(*RUN, *as_q8_1)
-    assert wrong.returncode == 1, wrong.stdout + wrong.stderr
-    assert "q8_1_integers" not in wrong.stdout
-    unknown = copy.cli(*RUN, *as_integers)
-    assert unknown.returncode == 2, unknown.stdout + unknown.stderr
-    assert "semantics 'q8_1_integers' is not one of f32, f32_apart, q8_1, " in unknown.stderr
+    def verify(declared: str, minimum: str) -> tuple[int, str]:
+        path = tmp_path / f"{declared}_{minimum}.py"
+        path.write_text(KERNEL.replace("SEMANTICS", repr(declared)).replace("MINIMUM", minimum))
+        found = copy.cli(*RUN, "--kernel", f"{path}:gemm")
+        return found.returncode, found.stdout + found.stderr
 
-    copy.add(FILE, DEFINITION)
-    named = copy.cli(*RUN, *as_q8_1)
-    assert named.returncode == 1, named.stdout + named.stderr
-    assert "q8_1_integers" in named.stdout  # the diagnosis knows what the kernel computes
-    right = copy.cli(*RUN, *as_integers)
-    assert right.returncode == 0, right.stdout + right.stderr
+    code, said = verify(NAME, "float16")
+    assert (code, f"semantics '{NAME}' is not one of f32, f32_apart, q8_1, " in said) == (2, True), said
+
+    copy.add(FILE, recipe())
+    code, said = verify(NAME, "float16")
+    assert code == 0, said
+    code, said = verify(NAME, "float32")
+    assert code == 1, said
+    code, said = verify("q8_1", "float16")
+    assert (code, NAME in said) == (1, True), said  # the diagnosis names the formula that the kernel computes

@@ -6,22 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.meta.test_recipes_one_file import ONE_MATRIX
 from tests.support.project_copy import ProjectCopy
 from tests.support.tools import FIXTURES, flat
 
 FILES = ("harness/gguf_verify/formats/q5_1.py", "kernels/formats/q5_1.cuh")
-#: One small matrix is enough for a verdict.
-RUN = (
-    FIXTURES / "tiny-Q5_1.gguf",
-    "--host",
-    "cpu",
-    "--rungs",
-    "bytes,blocks,layers",
-    "--tensor",
-    r"blk\.0\.attn_k\.",
-    "--probes",
-    "brief",
-)
+RUN = (FIXTURES / "tiny-Q5_1.gguf", "--host", "cpu", "--rungs", "bytes,blocks,layers", *ONE_MATRIX)
 
 #: Everything that lists formats, run inside the copy.
 LISTS = """
@@ -49,7 +39,7 @@ print(json.dumps({
     "kernels": {k.name: [n for n, f in FORMATS.items() if k.covers(f)] for k in KERNELS.values()},
     "tables": sorted(headers()),
     "with fifth bits": [n for n, f in FORMATS.items() if f.has_fifth_bits],
-    "half products": [n for n, f in FORMATS.items() if SEMANTICS["q8_1_half"].term.half_products(f)],
+    "half products": [n for n, f in FORMATS.items() if SEMANTICS["q8_1_half"].term.rounded(f) == "products"],
     "fingerprinted": [n for n, f in FORMATS.items() if patterns_of(f)],
     "declared": declared("Q5_1"),
 }))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.meta.test_recipes_one_file import MODEL, ONE_MATRIX
 from tests.support.project_copy import ProjectCopy
-from tests.support.tools import FIXTURES
 
 SPEC = '''"""f32_pairs: a kernel of a test. Even and odd blocks are added apart, so it declares no order."""
 
@@ -45,18 +45,7 @@ extern "C" __global__ void gemm(const FORMAT* __restrict__ w, const float* __res
 """
 
 FILES = ("harness/gguf_verify/kernels/ladder/f32_pairs.py", "kernels/gemm/f32/99_pairs.cu")
-#: One small matrix is enough for a verdict.
-RUN = (
-    FIXTURES / "tiny-Q4_0.gguf",
-    "--host",
-    "cpu",
-    "--rungs",
-    "blocks,layers",
-    "--tensor",
-    r"blk\.0\.attn_k\.",
-    "--probes",
-    "brief",
-)
+RUN = (MODEL, "--host", "cpu", "--rungs", "blocks,layers", *ONE_MATRIX)
 
 
 def test_a_new_kernel_is_one_spec_and_one_source(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.audit import Audit, AuditOptions, audit, content
-from gguf_verify.audit.record import AuditHeader
+from gguf_verify.audit import content
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import Audit, AuditHeader, AuditOptions
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import finding
 from gguf_verify.gguf.rules import RULES

@@ -6,7 +6,6 @@ import numpy as np
 
 from gguf_verify.formats import BlockFormat
 from gguf_verify.semantics.definition import Semantics
-from gguf_verify.semantics.terms_of_blocks import codes_of, scales_of
 from gguf_verify.semantics.values import Activations, term_values
 from tests.support.exact_products import Bytes, Floats
 
@@ -22,10 +21,10 @@ def in_lanes(
     """
     values = term_values(fmt)
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
-    a, blocks = Activations.of(semantics, x, values, nb), w.reshape(len(w), -1, fmt.block_bytes)
-    q = codes_of(semantics, fmt, blocks).reshape(len(w), nb, lanes, values // lanes)
+    a, blocks = Activations.of(semantics.encoding, x, values, nb), w.reshape(len(w), -1, fmt.block_bytes)
+    q = semantics.term.codes(fmt, blocks).reshape(len(w), nb, lanes, values // lanes)
     q_a = a.q.reshape(nb, -1, lanes, values // lanes)
-    d, least = scales_of(semantics, fmt, blocks)
+    d, least = semantics.term.scales(fmt, blocks)
     acc = np.zeros((lanes, q_a.shape[1], len(w)), np.float32)
     for b in np.roll(np.arange(nb), -first):
         sums = np.einsum("mlv,nlv->lmn", q_a[b], q[:, b]).astype(np.float32)

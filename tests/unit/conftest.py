@@ -1,4 +1,4 @@
-"""The unit tier starts no llama.cpp: what would start it fails."""
+"""The unit tier starts no llama.cpp: a test that would start it fails."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_one_wrong_output_is_found_with_its_place(case: Case) -> None:
 
 
 def test_a_known_fault_is_named(case: Case) -> None:
-    """The offset of the codes left out."""
+    """The offset of the codes is missing."""
     semantics = SEMANTICS["q8_1"]
     right = product(semantics, case.fmt, case.rows, semantics.bytes_of(case.x)).exact
     blocks = semantics.bytes_of(case.x).reshape(M, -1, 36)
@@ -97,7 +97,7 @@ def test_a_known_fault_is_named(case: Case) -> None:
 
 @pytest.mark.parametrize("definition", ["q8_1", "mmq", "f32"])
 def test_two_exchanged_rows_are_named(case: Case, definition: str) -> None:
-    """The other rows say by which definition the engine computes, however far off these two are."""
+    """The other rows show the engine's definition, however far off these two are."""
     y = case.y(definition)
     y[:, [5, 9]] = y[:, [9, 5]]
     judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
@@ -144,10 +144,10 @@ def test_nothing_judged_is_no_pass(case: Case) -> None:
     wrong[4, 7] += 1
     at = judge_captured(MODEL, TENSOR, x, wrong, threads=1).first
     assert at is not None
-    assert (at.token, at.row) == (4, 7)  # numbers of the given arrays, though token 2 was left out
+    assert (at.token, at.row) == (4, 7)  # numbers of the given arrays, though token 2 was skipped
 
 
-def test_approximate_division_is_allowed_for_where_it_is_said(case: Case) -> None:
+def test_approximate_division_is_allowed_on_request(case: Case) -> None:
     """A code at a tie, set one step off."""
     x = np.zeros((1, K), np.float32)
     x[0, ::32], x[0, 1::32] = 127.0, 2.5
@@ -185,7 +185,7 @@ def test_the_command(case: Case, tmp_path: Path) -> None:
 
 
 def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Files that are no outputs, and what is said of each."""
+    """Files that are no outputs, and a part of the message for each."""
     folder.joinpath("text.npy").write_text("no array")
     folder.joinpath("empty.npy").write_bytes(b"")
     whole = _written(folder, "whole", np.zeros((M, N), np.float32)).read_bytes()
@@ -231,11 +231,11 @@ def test_foreign_arrays(case: Case, tmp_path: Path) -> None:
         (("--tensor", TENSOR, "--x", "x", "--y", "y", "--rows", "3"), "--rows must be A:B"),
     ],
 )  # fmt: skip
-def test_what_is_asked_wrongly(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments(arguments: tuple[str, ...], said: str) -> None:
     assert_one_line(command_here("judge", *arguments, MODEL), 2, said)
 
 
-def test_what_cannot_be_judged(case: Case, tmp_path: Path) -> None:
+def test_files_and_tensors_that_cannot_be_judged(case: Case, tmp_path: Path) -> None:
     (tmp_path / "no.gguf").write_bytes(b"GGUF")
     with pytest.raises(MalformedFile):
         judge_captured(tmp_path / "no.gguf", TENSOR, case.x, case.y("f32"))

@@ -1,4 +1,4 @@
-"""What a run accounts for: every class of checks is done, or named as skipped, in every report."""
+"""The account of a run: every class of checks is done, or named as skipped, in every report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gguf_verify.rungs import RUNGS
 from tests.support import certificates, records
 from tests.support.shown import json_of, text_of, written
 
-#: Options that leave what a run checks as it is: they choose on what and how.
+#: Options that do not change the extent of a run: they choose where and how it runs.
 NEUTRAL = {
     "prompt", "threads", "ctx_size", "seed", "repack", "reference", "llama", "exact_on", "time_limit",
     "kernel_time_limit", "kernel_memory", "verbose", "progress", "save_case", "declare", "imports", "loads",
@@ -65,7 +65,7 @@ def test_every_rung_is_a_class_of_checks() -> None:
     assert {check.id for check in CHECKS if check.is_rung} == set(RUNGS)
 
 
-def test_what_belongs_to_no_class_is_not_counted() -> None:
+def test_unknown_checks_are_not_counted() -> None:
     rung = records.rung("layers")
     with pytest.raises(ValueError, match="'compilations' belongs to no class of checks"):
         rung.count("compilations")
@@ -105,7 +105,7 @@ def test_a_class_that_nothing_recorded_is_skipped() -> None:
         (("bytes", "blocks", "layers", "tokens"), {"sandbox": "none"}, "VERIFIED (no sandbox)"),
     ],
 )
-def test_the_headline_says_what_was_verified(
+def test_headlines(
     rungs: tuple[str, ...], options: dict[str, object], headline: str
 ) -> None:  # fmt: skip
     found = report(rungs, **options)
@@ -114,7 +114,7 @@ def test_the_headline_says_what_was_verified(
     assert json_of(Kind.RUN, found)["words"] == found.words
 
 
-def test_a_brief_run_says_so() -> None:
+def test_a_brief_run_is_named() -> None:
     found = report()
     for check in ("shapes", "schedules"):
         found.rungs[2].omit(check, "--probes brief", "brief")
@@ -131,7 +131,7 @@ def test_one_call_is_no_more_than_that() -> None:
     assert report(("layers",), only_call="own,m=4").kernel_ran
 
 
-def test_what_a_machine_lacks_is_listed_and_no_choice() -> None:
+def test_a_missing_sandbox_is_listed() -> None:
     found = report()
     sandbox = Sandbox(kind="landlock", by="Landlock 3", missing=("signal your processes",))
     found.environment = msgspec.structs.replace(found.environment, sandbox=sandbox)

@@ -103,7 +103,7 @@ def _told(result: RungResult) -> str:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_parts_that_are_joined_are_the_whole(seed: int) -> None:
-    """In every field, with the order of what dictionaries hold; whatever was known of the whole when a part began."""
+    """In every field, with the order of dictionaries; whatever was known of the whole when a part began."""
     draw = random.Random(seed)
     for _ in range(100):
         records = _records(draw)
@@ -143,7 +143,7 @@ KINDS = st.sampled_from(["own", "probe", "grid"])
 
 
 class _Explained(Explanations):
-    """Says what it is given of a call."""
+    """Repeats the verdict of a call."""
 
     def _look(self, call: Any) -> Any:
         return SimpleNamespace(map=call.who)
@@ -185,7 +185,7 @@ def test_explanations_of_parts(calls: list[_One], cuts: list[int]) -> None:
         for piece in _pieces(numbered, cuts):
             of_part = _Explained(PartialResult(name=""), 1, draws=True, left=known)
             add(of_part, piece)
-            known = dict(several.left)  # what was known before the last part was joined
+            known = dict(several.left)  # the state before the last part was joined
             several.join(of_part.attempts)
     assert (joined.diagnoses, joined.heat_map) == (whole.diagnoses, whole.heat_map)
     assert several.left == one.left
@@ -232,8 +232,8 @@ def test_a_failure_of_the_models_own_product_takes_the_place_of_one_of_another_s
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["x", "y"]), st.booleans()), max_size=20), st.integers(1, 6))
 def test_once_per_type_whatever_is_in_flight(tasks: list[tuple[str, bool]], in_flight: int) -> None:
-    """However many tasks are given out before the first is merged, what is done once for each type is done with the
-    first that comes so far; one by one, nothing is judged again."""
+    """However many tasks are dispatched before the first is merged, work that is done once for each type is done with
+    the first task that gets to it; one by one, no task is judged again."""
     once, merged, again = OncePerType(), list[bool](), 0
     asked = list[bool]()
     for i in range(len(tasks) + in_flight - 1):

@@ -59,7 +59,7 @@ class Case:
         return Remade(self.semantics, self.fmt, self.rows, lambda x: self.made(x, dropped), (self.m, self.k))
 
     def judged(self, dropped: int | None, made_again: bool = True) -> tuple[RungResult, bool]:
-        """By a call with that block left out."""
+        """By a call without that block."""
         result, (y, given) = RungResult(name="layers"), self.made(self.x, dropped)
         expected = product(self.semantics, self.fmt, self.rows, given)
         again = self.again(dropped) if made_again else None

@@ -1,4 +1,4 @@
-"""Packings that only move bits are taken apart; others are told apart from them."""
+"""Packings that only move bits are inverted; others are distinguished from them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_is_no_permutation() -> None:
 
 
 def test_a_fault_that_planted_bits_do_not_show() -> None:
-    """What depends on two bits at once is seen on random rows."""
+    """A dependence on two bits at once shows on random rows."""
 
     def pack(rows: np.ndarray) -> np.ndarray:
         made = rows.reshape(-1).copy()

@@ -96,7 +96,7 @@ def test_a_product_that_is_wrong_confirms_it(case: Suspected) -> None:
     assert "standard deviation" in result.failures[0].what
 
 
-def test_another_row_of_that_product_says_nothing(case: Suspected) -> None:
+def test_other_rows_of_that_product_are_ignored(case: Suspected) -> None:
     """Only the rows of suspicions are judged again."""
     right = case.remade(1.0)
 

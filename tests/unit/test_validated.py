@@ -1,4 +1,4 @@
-"""What the tests make is validated, in this process and in others: see `tests.support.validated`."""
+"""Reports and certificates of the tests are validated, in this process and in others: see `tests.support.validated`."""
 
 from __future__ import annotations
 

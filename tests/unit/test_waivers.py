@@ -1,4 +1,4 @@
-"""Waivers: what is refused, what they cover and what they never cover, and what each report says of them."""
+"""Waivers: mistakes that are refused, the failures that they cover and never cover, and their place in each report."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_run_whose_failures_are_all_waived_is_not_called_verified() -> None:
         {"finding": "GGUF-107"}, {"tensor": "BLK.1.*"},
     ],
 )  # fmt: skip
-def test_what_does_not_match_covers_not_everything(keys: dict[str, str]) -> None:
+def test_a_waiver_that_does_not_match_everything(keys: dict[str, str]) -> None:
     report = applied(failing(), waiver(**keys))
     assert (report.exit_code, report.verdict, report.words) == (1, "mismatch", "mismatch")
 
@@ -201,7 +201,7 @@ def test_failures_that_are_not_recorded_one_by_one_count() -> None:
     assert applied(report, waiver(tensor="blk.*")).exit_code == 0
 
 
-def test_what_could_not_be_checked_is_never_waived() -> None:
+def test_unchecked_tensors_are_never_waived() -> None:
     held = waiver(tensor="*")
     report = failing()
     report.rungs[3].unverified.append(Unverified(WRONG, "no kernel", WRONG))
@@ -251,7 +251,7 @@ def test_today_is_a_day_of_utc() -> None:
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_terminal_says_what_became_of_each() -> None:
+def test_the_terminal_lists_each_waiver() -> None:
     held = waiver(tensor=WRONG), waiver(tensor="none.*"), waiver(rung="layers", until=date(2020, 1, 1))
     shown = text_of(Kind.RUN, applied(failing(), *held))
     assert f"WAIVED tensor {WRONG}: 2 failures, until 2026-12-31: issue 42" in shown
@@ -280,7 +280,7 @@ def test_json_fits_the_schema_and_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("writer", [HTML, MARKDOWN], ids=["html", "markdown"])
-def test_pages_say_it(writer: Writer) -> None:
+def test_pages_list_waivers(writer: Writer) -> None:
     report = applied(failing(), waiver(tensor=WRONG, reason=SCRIPT))
     made = str(writer.renders[Kind.RUN](report, Form()))
     assert "erified with 2 waived failures" in made

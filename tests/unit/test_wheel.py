@@ -1,4 +1,4 @@
-"""What an installation holds: the package under its own name, its types and its kernels, and nothing else."""
+"""The contents of an installation: the package under its own name, its types and its kernels, and nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_command_and_the_plugin_are_declared(wheel: zipfile.ZipFile) -> None
 
 
 def test_an_installation_runs_and_finds_its_kernels(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """From a folder that holds nothing else, as site-packages would."""
+    """From a folder that holds nothing else, as site-packages would be."""
     wheel.extractall(tmp_path / "site")
     code = (
         "import gguf_verify; from gguf_verify.support.paths import kernel_root\n"
@@ -91,7 +91,7 @@ def test_the_source_distribution_can_be_tested_and_built(tmp_path: Path) -> None
         assert wanted in names
 
 
-def test_what_make_installs_are_extras() -> None:
+def test_extras_of_make_exist() -> None:
     """pip only warns of an extra that does not exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = re.findall(r"\.\[([\w,]+)\]", (ROOT / "Makefile").read_text())

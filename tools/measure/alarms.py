@@ -538,18 +538,18 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     what = f"plan {PLAN}, {options.host}, seeds {options.seeds}, {len(jobs)} jobs, {len(matrices)} matrices"
     first, total = kept(options.checkpoint, what) if options.checkpoint else (0, Tally())
     start, before = time.perf_counter(), total.outputs
-    said = start
+    shown_at = start
     print(f"prepared in {start - began:.0f} s: {len(jobs)} jobs", file=sys.stderr)
     for number, tally in enumerate(done(options.host, matrices, jobs[first:], processes), first + 1):
         total.add(tally)
         now = time.perf_counter()
         late = options.time_limit and now - start > options.time_limit
-        if options.checkpoint and (late or number == len(jobs) or now - said > 20):
+        if options.checkpoint and (late or number == len(jobs) or now - shown_at > 20):
             keep(options.checkpoint, what, number, total)
         if late:
             break
-        if now - said > 20:
-            said = now
+        if now - shown_at > 20:
+            shown_at = now
             rate = (total.outputs - before) / (now - start)
             print(f"{total.outputs:.3g} outputs, {rate:.3g} per second, {total.n_alarms} alarms", file=sys.stderr)
     else:  # some planned outputs overflowed and were not judged

@@ -35,22 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="libFuzzer's random seed (0: a new one each time)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--input", type=Path, nargs="+", metavar="FILE", help="only run these inputs, for one target")
-    said = "only list the lines that the inputs of the repository and of --corpus reach"
-    instead.add_argument("--coverage", action="store_true", help=said)
-    said = "only reduce the repository's inputs to a minimal set with the same coverage"
-    instead.add_argument("--keep", action="store_true", help=said)
+    text = "only list the lines that the inputs of the repository and of --corpus reach"
+    instead.add_argument("--coverage", action="store_true", help=text)
+    text = "only reduce the repository's inputs to a minimal set with the same coverage"
+    instead.add_argument("--keep", action="store_true", help=text)
     instead.add_argument("--list", action="store_true", help="only list the targets")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the fuzzing session in another process and return its exit code."""
-    said = {name: getattr(options, name) for name in ("targets", "seconds", "seed", "coverage", "keep", "list")}
-    said |= {name: str(getattr(options, name).absolute()) for name in ("corpus", "found")}
-    said["input"] = [str(path.absolute()) for path in options.input or ()]
+    arguments = {name: getattr(options, name) for name in ("targets", "seconds", "seed", "coverage", "keep", "list")}
+    arguments |= {name: str(getattr(options, name).absolute()) for name in ("corpus", "found")}
+    arguments["input"] = [str(path.absolute()) for path in options.input or ()]
     # Another process, because it imports the tests' helpers, and coverage and libFuzzer must observe all imports.
     paths = [str(PACKAGE.parent), str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "tests.fuzz.session", json.dumps(said)]
+    command = [sys.executable, "-m", "tests.fuzz.session", json.dumps(arguments)]
     return subprocess.run(command, env=environment, check=False).returncode
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf_verify.support.registry import members
 
@@ -38,6 +39,21 @@ class Measure:
         if self.run is not None:
             own.set_defaults(run=self.run)
         return own
+
+
+def add_results(
+    parser: argparse.ArgumentParser, results: Path, imports: str = "import another file of results; measure nothing"
+) -> None:
+    """Add the options for a measure's file of results and its page.
+
+    Args:
+        results: the default file, in docs.
+        imports: help for `--from`.
+    """
+    add = parser.add_argument
+    add("--results", type=Path, default=results, metavar="FILE", help=f"file of results (default: docs/{results.name})")
+    add("--from", dest="other", type=Path, metavar="FILE", help=imports)
+    add("--no-page", action="store_true", help="do not write the page")
 
 
 def all_measures() -> list[Measure]:

@@ -11,9 +11,10 @@ OTHER_CHECKS that also catches it. A `t` at the end says that the time limit kil
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def save(path: Path, data: Data) -> None:
     text = json.dumps(data, ensure_ascii=False, sort_keys=True)
     files = r'(\}, |\{)("(?:gemm|formats|pack|quantize|common|packed|q8_1|f32)[\w./ ]*": \{)'
     path.write_text(re.sub(files, r"\1\n\2", text) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[Data]:
+    """Yield the records of a file with one JSON object per line. Truncated lines are skipped."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                yield entry
+
+
+def append_line(path: Path, entry: Data) -> None:
+    """Append a record to such a file, by a single write, so that the lines of two processes do not mix."""
+    with path.open("a") as file:
+        file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
 def update(path: Path, **parts: Any) -> None:

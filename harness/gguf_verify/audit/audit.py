@@ -25,18 +25,16 @@ from ..support.address import Address, located
 from ..support.errors import EnvironmentFault, UsageError
 from ..waivers import Waiver, read_waivers
 from ..waivers import today as current_day
-from .elsewhere import Elsewhere, Examined
 from .examination import Examination
-from .importance import read_importance
 from .readers import GRACE, READERS, TIME_LIMIT, Readers
 from .readings import compare as compare_readers
 from .readings import not_compared
 from .record import Audit, AuditHeader, AuditOptions
-from .source_keys import compare_keys
-from .sources import Source, open_source
 
 if TYPE_CHECKING:
+    from .elsewhere import Elsewhere
     from .remote import Remote
+    from .sources import Source
 
 
 def audit(
@@ -84,8 +82,10 @@ def audit(
         if options.readers:
             names = READERS[: 1 if missing else None]
             readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names))
-        if missing and options.source:
-            raise EnvironmentFault("--source needs llama.cpp, but " + _without(missing))
+        if options.source:
+            if missing:
+                raise EnvironmentFault("--source needs llama.cpp, but " + _without(missing))
+            from .sources import open_source
         try:
             model = stack.enter_context(open_model(path))
             if remote is not None:
@@ -178,7 +178,11 @@ def _readable(
 ) -> Audit:
     tensors = select(model, options.tensor)
     sampled = remote.sample(model, tensors, options.seed) if remote is not None else None
-    importance = read_importance(options.imatrix) if options.imatrix else None
+    importance = None
+    if options.imatrix:
+        from .importance import read_importance
+
+        importance = read_importance(options.imatrix)
     digests = pool.submit(model.sha256) if options.digest and remote is None else None
     readings = pool.submit(lambda: readers.read_model(model) if readers else ())
     where = model.path if remote is None else remote.address
@@ -208,10 +212,14 @@ def _readable(
                 )
             examined = Examination(model, llama, options.threads, options.progress, sampled)
             if elsewhere is not None and remote is None:
+                from .elsewhere import Examined
+
                 known = Examined(model, source, importance, versions, digests.result if digests else model.sha256)
                 examined.examiners = stack.enter_context(elsewhere(known))
             examined.read(tensors)
             if source is not None:
+                from .source_keys import compare_keys
+
                 examined.compare(tensors, source, importance)
                 result.unmapped = source.unmapped
                 result.source_keys, of_keys = compare_keys(model, source.metadata)

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements, decodes_rightly
 from ..gguf.file import Tensor
 from ..gguf.records import MAX_PER_RULE, Finding, finding
-from ..hosts.compiler import sound_library
 from ..llama import Llama, Scan, Scanned, ScannerOf, WithoutLlama
 from ..support.command_line import cores
 from ..support.errors import Culprit, EnvironmentFault
@@ -104,6 +103,8 @@ def scanner_options(kind: TensorType) -> list[str]:
 def scanner(kind: TensorType) -> bytes:
     """Compile the scanner of a type, a shared library; waits if another thread is compiling it. Raises
     EnvironmentFault."""
+    from ..hosts.compiler import sound_library
+
     with _COMPILING.setdefault(kind.name, threading.Lock()):
         return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..gguf.file import Tensor
-from ..gguf.model import Model
-from .content import Content
-from .importance import Importance
-from .source import Comparison
-from .sources import Source
+
+if TYPE_CHECKING:
+    from ..gguf.model import Model
+    from .content import Content
+    from .importance import Importance
+    from .source import Comparison
+    from .sources import Source
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,18 @@ from ..support.progress import progress_bar, under_way
 from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
 from .copies import copy_findings
-from .elsewhere import Examiners
 from .fingerprint import Fingerprint, fingerprint, patterns_of
-from .importance import Importance
 from .outliers import outlier_findings
-from .sample import OF_ALL, Sampled
-from .source import Comparison, compare, comparison_findings
-from .sources import Source
 from .zeros import zero_findings
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from .elsewhere import Examiners
+    from .importance import Importance
+    from .sample import Sampled
+    from .source import Comparison
+    from .sources import Source
 
 #: Yields the contents of tensors in order; calls the second argument with the number of bytes done.
 Scanning = Callable[[Sequence[Tensor], Callable[[int], object]], Generator[Content]]
@@ -70,6 +71,8 @@ class Examination:
         if scan is None and self.examiners is not None:
             scan = self.examiners.contents
         if self.sampled is not None:
+            from .sample import OF_ALL
+
             self.unverified += [
                 (t.name, f"one of more than {OF_ALL:,} tensors: not sampled") for t in self.sampled.left
             ]
@@ -113,6 +116,8 @@ class Examination:
         """Compare every tensor with its source, quantized with the importance matrix if there is one."""
         if self.fault or not isinstance(self.llama, Llama):
             return
+        from .source import compare, comparison_findings
+
         llama = self.llama
         with self._bar("source", tensors) as bar:
 

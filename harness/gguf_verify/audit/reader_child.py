@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from ..llama.child import confined
-from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Answer, Hello, Load
+from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Load
 from ..llama.reader_process import said as text_of
 from ..processes.child import Spawned, signal_name
 from ..processes.given import Given, OpenFile
@@ -26,6 +27,35 @@ START_LIMIT = 60.0
 
 BROKE: Verdict = "broke"
 STOPPED: Verdict = "stopped"
+
+
+class Hello(Struct):
+    """The first message: the reader's version, or why it cannot be used."""
+
+    version: str | None = None
+    error: str | None = None
+
+
+class Answer(Struct):
+    """A reader's result: why it refused the file, why it was stopped, or what it sees.
+
+    Args:
+        refused: the reason. Here and in names, each byte is one character, because JSON cannot hold bytes that are not
+            UTF-8.
+        tensors: name, ggml's type number, shape, absolute offset and size in bytes of each.
+        said: what it skipped.
+        loads: whether it loads the file; None if not tried.
+        not_loaded: why not, in llama.cpp's words, or why it was not tried.
+    """
+
+    refused: str | None = None
+    stopped: str | None = None
+    data_offset: int | None = None
+    tensors: list[tuple[str, int, tuple[int, ...], int, int]] | None = None
+    said: str = ""
+    loads: bool | None = None
+    not_loaded: str = ""
+
 
 _HELLO, _ANSWER = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Answer)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,12 +26,14 @@ from ..support.errors import (
 from ..support.seeds import fresh_seed
 from ..support.shown import Shown
 from ..support.version import project_version
-from .content import Content
-from .fingerprint import Fingerprint
-from .readings import Reading
-from .sample import Sample
-from .source import Comparison
-from .source_keys import SourceKeys
+
+if TYPE_CHECKING:
+    from .content import Content
+    from .fingerprint import Fingerprint
+    from .readings import Reading
+    from .sample import Sample
+    from .source import Comparison
+    from .source_keys import SourceKeys
 
 AuditVerdict = Literal[
     "clean",

@@ -123,7 +123,7 @@ def judge_sample(
     tried = first if claimed == AUTO else {claimed: names[claimed]}
     tries: list[tuple[Candidate, float]] = []
     # no one declares anything here, so the wide bounds of weights decoded in steps would admit what is wrong
-    pairs = [s for s in names.values() if s.name not in first and not s.term.steps]
+    pairs = [s for s in names.values() if s.name not in first and not s.term.wide]
     for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
         if semantics.name not in tried and any(c.within for c, _ in tries):
             break  # other pairs of an encoding and a term are only tried if no known definition fits

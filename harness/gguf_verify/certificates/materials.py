@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from ..kernels.families import DEFAULT_KERNEL
-from ..kernels.foreign.opening import Further, file_of, files_named, names_foreign
+from ..kernels.foreign.names import Further, file_of, names_foreign
+from ..kernels.foreign.opening import files_named
 from ..llama import Llama
 from ..processes.mapped import UNSEEN
 from ..results.environment import OpenedFiles

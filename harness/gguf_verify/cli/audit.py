@@ -170,8 +170,9 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
         _ray(args.ray),
         contextlib.closing(Child(args.verbose, llama)) as child,
     ):  # the child starts while this process still imports the rest
-        from ..audit import AuditOptions, audit
+        from ..audit.audit import audit
         from ..audit.many import Audits, audit_each, gguf_files
+        from ..audit.record import AuditOptions
 
         options = AuditOptions(
             tensor=args.tensor,

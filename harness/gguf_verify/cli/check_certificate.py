@@ -140,7 +140,7 @@ def _facts(said: Predicate) -> Iterator[tuple[str, str]]:
     if said.culprits:
         yield "at fault", ", ".join(f"{who} ({n:,})" for who, n in said.culprits.items())
     if said.asked.left_out:
-        yield "left out", "; ".join(said.asked.left_out)
+        yield "skipped", "; ".join(said.asked.left_out)
     for envelope in [e for e in said.envelope if e.under_test][:2]:
         yield "holds for", f"{envelope.type}: M {envelope.tokens}, N {envelope.rows}, K {envelope.columns}"
     if gaps := sum(len(e.not_covered) for e in said.envelope):

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
+from ..support.errors import EnvironmentFault, say
 from ..support.plugins import COMMANDS, load, offered
 from ..support.registry import members
+from .interrupts import came
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,41 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """Name → command, of this package and of the packages that extend it. All of their modules are imported."""
+    """Name → command, of this package and of the packages that extend it. All of their modules are imported.
+
+    One line on standard error reports a package that cannot be imported; its command is skipped.
+    """
     found = members(__package__ or "", Command)
-    found += [each for name in offered(COMMANDS) if isinstance(each := load(COMMANDS, name), Command)]
+    for name in offered(COMMANDS):
+        try:
+            command = _extension(name)
+        except EnvironmentFault as fault:
+            say(str(fault))
+            continue
+        found += [command] if command is not None else []
     return {each.name: each for each in sorted(found, key=lambda each: each.name)}
 
 
 def find(name: str) -> Command | None:
-    """The command of this name, or None. No other command's module is imported."""
+    """The command of this name, or None. No other command's module is imported.
+
+    Raises EnvironmentFault if it is of another package, which cannot be imported.
+    """
     module = name.replace("-", "_")
     if not module.isidentifier():
         return None
     if find_spec(f"{__package__}.{module}") is None:
+        return _extension(name)
+    found = getattr(import_module(f"{__package__}.{module}"), "COMMAND", None)
+    return found if isinstance(found, Command) and found.name == name else None
+
+
+def _extension(name: str) -> Command | None:
+    """The command of this name in another package, or None. Raises EnvironmentFault if it cannot be imported."""
+    try:
         found = load(COMMANDS, name)
-    else:
-        found = getattr(import_module(f"{__package__}.{module}"), "COMMAND", None)
+    except EnvironmentFault:
+        if (interrupt := came()) is not None:
+            raise interrupt from None
+        raise
     return found if isinstance(found, Command) and found.name == name else None

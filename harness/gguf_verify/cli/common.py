@@ -97,7 +97,7 @@ def prompt_of(args: argparse.Namespace, default: str) -> str:
 
 
 def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `--ray`; `what` says what the command does in several processes."""
+    """Add `--ray`; `what` is the work that the command distributes."""
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 from ..llama.installed import INSTALL, why_missing
+from ..llama.reference_names import help_of_references
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results.options import Options
 from ..support.errors import UsageError, say
 from .command import Command
 from .common import EXIT_CODES, Parser, add_common, add_reports, asked_for, deliver, form, internal_errors
-from .verify import HELP_OF_REFERENCES, add_kernel_options, kernel_options
+from .verify import add_kernel_options, kernel_options
 
 _EPILOG = """\
 examples:
@@ -20,7 +21,7 @@ examples:
   gguf-verify kernel my_kernel.cu:gemm --identify     # which definition does it compute?
 
 The kernel is judged as the blocks and layers rungs judge it on a model, with the same additional shapes, values and
-schedules. The verdict, "verified on drawn data", holds for these random data only, not for any model.
+schedules. The verdict, "verified on random data (no model)", holds for these random data only, not for any model.
 
 """
 
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--reference",
         default=None,
         metavar="DEVICE",
-        help=f"where llama.cpp runs: {HELP_OF_REFERENCES}; none: do not compare with llama.cpp (default: cpu if "
+        help=f"where llama.cpp runs: {help_of_references()}; none: do not compare with llama.cpp (default: cpu if "
         "llama.cpp is installed)",
     )
     add(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..hosts.choice import HOST_CHOICES
 from ..processes.sandbox import MODES
 from ..support.blas import load_numpy
 from ..support.command_line import quoted
@@ -13,7 +14,6 @@ from ..support.text import printable
 from . import kernel
 from .command import Command
 from .common import EXIT_CODES, Parser
-from .verify import HOSTS
 
 _EPILOG = """\
 examples:
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         "kernel quantizes them itself)",
     )
     add("--output", choices=TAKES, default="float32", help="dtype of the outputs (default: %(default)s)")
-    add("--host", choices=HOSTS, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
+    add("--host", choices=HOST_CHOICES, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
     add("--sandbox", choices=MODES, default="auto", help="isolation of the kernel, as in `gguf-verify kernel`")
     return parser
 

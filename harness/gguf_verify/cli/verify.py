@@ -8,9 +8,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from ..hosts.choice import HOST_CHOICES, help_of_hosts
+from ..llama.reference_names import help_of_references
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
-from ..results.options import DEFAULT_N_PREDICT, DEFAULT_PROMPT
+from ..results.options import DEFAULT_KERNEL, DEFAULT_N_PREDICT, DEFAULT_PROMPT
 from ..support.command_line import cores
 from ..support.durations import seconds_of
 from ..support.paths import PACKAGE
@@ -33,14 +35,7 @@ from .common import (
 )
 from .files import output
 
-# Names and texts of the registries, repeated here because importing these would take half a second. A test compares.
-DEFAULT_KERNEL = "q8_1"
-HOSTS = ("auto", "gpu", "cpu")
-HELP_OF_HOSTS = "gpu: an NVIDIA GPU, through CuPy; cpu: the CPU, which emulates a GPU"
-HELP_OF_REFERENCES = (
-    "cpu: llama.cpp's CPU backend; gpu: the first GPU that llama.cpp has a backend for; or a device's name, such as "
-    "Vulkan0"
-)
+# Names of the registry of rungs, repeated here because importing it would take a quarter of a second. A test compares.
 RUNGS = ("bytes", "blocks", "layers", "tokens")
 
 
@@ -76,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--reference",
         default="cpu",
         metavar="DEVICE",
-        help=f"where llama.cpp runs: {HELP_OF_REFERENCES} (default: %(default)s)",
+        help=f"where llama.cpp runs: {help_of_references()} (default: %(default)s)",
     )
     add(
         "--kernel",
@@ -160,9 +155,9 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--host",
-        choices=HOSTS,
+        choices=HOST_CHOICES,
         default="auto",
-        help=f"where the kernel runs; {HELP_OF_HOSTS}; auto takes the first that this machine has",
+        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has",
     )
     add(
         "--exact-on",

@@ -70,7 +70,7 @@ class Case:
         """The number that the definition subtracts from each code before the integer product: the format's offset, or
         0.
         """
-        return self.fmt.offset if self.semantics.term.integer_offset(self.fmt) else 0
+        return self.semantics.term.offset(self.fmt)
 
     @property
     def half_scale(self) -> bool:
@@ -82,10 +82,12 @@ def case_of(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: npt.NDArray
     """Return the product of weights uint8[N, row bytes] and activations as a case.
 
     The activations are float32[M, K] that the kernel quantizes, or uint8[M, row bytes]. None if no fault of it is
-    known: weights that are not quantized, an author's oracle.
+    known: weights that are not quantized, an author's oracle, a term whose addends are not known.
     """
     semantics = semantics.inside or semantics
     if semantics.oracle is not None or semantics.epilogue is not None or not isinstance(fmt, BlockFormat):
+        return None
+    if not semantics.term.splits:
         return None
     values = x if x.dtype == np.float32 else None
     return Case(semantics, fmt, np.ascontiguousarray(rows), semantics.bytes_of(x) if values is not None else x, values)

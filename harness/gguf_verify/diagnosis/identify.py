@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,14 +14,13 @@ from ..semantics.accumulation import BY_VALUE, IN_FLOAT32, accumulation_of
 from ..semantics.cuda import NoDefinition, llama_cuda_semantics
 from ..semantics.declared import DECLARABLE, composed, declaration
 from ..semantics.definition import Semantics
-from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
+from ..semantics.definitions import ENCODINGS, SEMANTICS, TERMS, llama_cpu_semantics
 from ..semantics.definitions.f32 import F32
+from ..semantics.definitions.f32_apart import VALUES_APART
 from ..semantics.elements import element_product
-from ..semantics.encodings import ENCODINGS
 from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..semantics.sums import Product
-from ..semantics.terms import TERMS
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -43,7 +42,7 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
     """Return what kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
-    if semantics.term.minima_apart and semantics.encoding is F32.encoding:
+    if semantics.term is VALUES_APART and semantics.encoding is F32.encoding:
         return f"{fmt.name} with float32 activations and the offset or minimum multiplied by their sum"
     llama = fmt.llama
     known = (("MMVQ's", llama.mmvq), ("MMQ's", llama.mmq), ("the CPU's", llama.cpu))
@@ -144,17 +143,12 @@ def composed_definitions(fmt: WeightFormat) -> list[Semantics]:
     """
     if isinstance(fmt, ElementFormat):
         return []
-    found: dict[tuple[object, ...], Semantics] = {}
+    found: dict[tuple[str, Hashable], Semantics] = {}
     first = [*definitions(fmt), *wider(fmt)]
     for semantics in sorted(_every(fmt), key=lambda s: (s not in first, s.name not in DECLARABLE, s.name)):
-        term, encoding = semantics.term, semantics.encoding
-        traits = (
-            term.weights, term.steps, term.minima_apart, semantics.uses_sum(fmt),
-            fmt.offset != 0 and term.integer_offset(fmt), term.half_products(fmt), term.half_scales(fmt),
-            term.zero_apart and fmt.zero,
-        )  # fmt: skip
+        encoding = semantics.encoding
         plain = encoding if encoding.rearranges is None else encoding.rearranges[0]
-        found.setdefault((plain.name, *traits), semantics)
+        found.setdefault((plain.name, semantics.term.alike(fmt)), semantics)
     return [semantics for semantics in found.values() if semantics not in first]
 
 
@@ -194,7 +188,7 @@ def _of_16_bit_kernels(own: Semantics, plain: Sequence[Semantics], pairs: Sequen
         for sums in _NARROW_SUMS:
             may = [s for s in plain if s.inside is None and (sums != "tensor" or _of_16_bits(s))]
             found.append([replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums)) for s in may])
-    found.append([s for s in pairs if s.term.steps and s.term.weights in types and s.encoding is inner.encoding])
+    found.append([s for s in pairs if s.term.wide and s.term.weights in types and s.encoding is inner.encoding])
     return found
 
 
@@ -211,7 +205,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     """
     if isinstance(fmt, ElementFormat):
         return list(dict.fromkeys((F32, llama_cpu_semantics(fmt))))
-    found = [s for s in SEMANTICS.values() if s.any_format and not s.term.minima_apart]
+    found = [s for s in SEMANTICS.values() if s.any_format and s.term is not VALUES_APART]
     for m in (1, MMVQ_TOKENS + 1):
         try:
             found.append(llama_cuda_semantics(fmt, m))
@@ -222,7 +216,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
 
 def wider(fmt: WeightFormat) -> list[Semantics]:
     """Return definitions of the exact product of `f32` with a wider bound."""
-    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.term.minima_apart]
+    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.term is VALUES_APART]
 
 
 def expected(
@@ -365,7 +359,7 @@ def identify(
         nonlocal bad
         for semantics in tried:
             fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
-            if semantics.term.minima_apart and semantics is not own and fits_f32:
+            if semantics.term is VALUES_APART and semantics is not own and fits_f32:
                 continue  # the same exact product: outputs within the narrow bound are also within the wide one
             meant = semantics if semantics is own else _rounded_as(own, semantics)
             bytes_of = (taken or {}).get(semantics.name)
@@ -386,7 +380,7 @@ def identify(
 
     look(known.values())
     others = [s for s in composed_definitions(fmt) if s.name not in known] if pairs else []
-    later = [[s for s in others if not s.term.steps]]
+    later = [[s for s in others if not s.term.wide]]
     declares = pairs and own is not None and own.oracle is None and isinstance(fmt, BlockFormat)
     if declares and own is not None and bad >= _EVERYWHERE:
         later += _of_16_bit_kernels(own, [*known.values(), *later[0]], others)

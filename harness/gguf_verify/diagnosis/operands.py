@@ -71,7 +71,7 @@ class Parts:
     @property
     def half_products(self) -> bool:
         """Whether products of scales and minima are rounded to half."""
-        return self.semantics.term.half_products(self.fmt)
+        return self.semantics.term.rounded(self.fmt) == "products"
 
     def predicted(self) -> Predicted:
         """Return the outputs of these operands, with the bound of `semantics.exact`."""
@@ -108,7 +108,7 @@ class Parts:
         if self.semantics.activations is None:  # a kernel of `f32` multiplies decoded values
             values = np.abs(self.q * self.d[..., None] + self.m[..., None])
             return np.asarray(np.abs(self.a).reshape(len(self.a), -1) @ values.reshape(len(values), -1).T)
-        q = np.abs(self.q) + (2 * self.fmt.zero if self.semantics.term.zero_apart else 0)
+        q = np.abs(self.q) + 2 * self.semantics.term.zero(self.fmt)
         size = self._dot(q, np.abs(self.d), np.abs(self.a), np.abs(self.e))
         s = self.s if self.semantics.uses_sum(self.fmt) else self.e * np.abs(self.a).sum(axis=-1)
         return np.asarray(size + np.abs(s) @ np.abs(self.m).T)
@@ -122,8 +122,7 @@ class Parts:
         sums = np.matmul(self.a.transpose(1, 0, 2), self.q.transpose(1, 2, 0))
         scale = self.e.T[:, :, None] * self.d.T[:, None, :]
         second = self.s.T[:, :, None] * self.m.T[:, None, :]
-        if self.half_products:
-            scale, second = (v.astype(np.float16).astype(np.float64) for v in (scale, second))
+        scale, second = (self.semantics.term.round_products(self.fmt, v) for v in (scale, second))
         return scale * sums, second
 
     def with_sums(self) -> Parts:
@@ -133,19 +132,12 @@ class Parts:
 
 def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[Doubles, Doubles, Doubles]:
     """Return q, d and m of weights uint8[N, row bytes]."""
-    n, size = len(rows), term_values(fmt)
+    n, size, term = len(rows), term_values(fmt), semantics.term
     with np.errstate(all="ignore"):
         blocks = np.ascontiguousarray(rows).reshape(n, -1, fmt.block_bytes)
-        q = fmt.codes(blocks).astype(np.float64).reshape(n, -1, size)
-        d, m = (
-            np.repeat(v.reshape(n, -1).astype(np.float64), fmt.group // size, axis=1)
-            for v in (fmt.scales(blocks), fmt.minima(blocks))
-        )
-        if semantics.term.half_scales(fmt):
-            d, m = (v.astype(np.float16).astype(np.float64) for v in (d, m))
-    if semantics.term.integer_offset(fmt):
-        q, m = q - fmt.offset, np.zeros_like(m)
-    elif not fmt.has_min and not fmt.offset:
+        q = term.codes(fmt, blocks).astype(np.float64).reshape(n, -1, size)
+        d, m = (np.ascontiguousarray(v[:, 0].T) for v in term.scales(fmt, blocks))
+    if not fmt.has_min and (term.offset(fmt) or not fmt.offset):
         m = np.zeros_like(m)
     return q, d, m
 

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from ..gguf.mapped import Mapped
 from ..gguf.model import open_model
-from ..kernels.foreign.opening import file_of, names_foreign
+from ..kernels.foreign.names import file_of, names_foreign
 from ..processes import sandbox
 from ..rungs.run import Run
 from ..support.errors import EnvironmentFault, HarnessError

@@ -1,27 +1,28 @@
 """The interface of a host, which compiles and launches kernels from `kernels/`.
 
-A host is one file of this package that defines a `HostKind`. Outputs are poisoned before a launch and lie between two
-guards that are checked after it. So elements that the kernel never wrote are detected, and so are writes outside its
-output.
+Outputs are poisoned before a launch and lie between two guards that are checked after it. So elements that the kernel
+never wrote are detected, and so are writes outside its output.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
 from .compilation import Compilation, ForeignUnit
 from .memory import GUARD_BYTES, POISON
 from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..results.environment import HostInfo
 
 _GUARD_FILL = 0xA5
 #: Most bytes of memory that a thread block run alone may access.
@@ -33,27 +34,6 @@ Grid = tuple[int, int, int]
 Placement = Literal["pool", "alone", "behind", "before"]
 #: The use of an argument in a launch.
 Role = Literal["input", "output", "scratch"]
-
-
-@dataclass(frozen=True)
-class HostKind:
-    """A choice of `--host`.
-
-    Args:
-        name: the name for `--host`.
-        title: a description for help texts.
-        rank: `auto` selects the usable host of the highest rank.
-        make: makes the host, with this many operating-system threads (0: chosen by the host). Raises EnvironmentFault.
-        fault: returns why it cannot be used on this machine, or None if it can.
-        emulated: it emulates a GPU, many times slower than a real one.
-    """
-
-    name: str
-    title: str
-    rank: int
-    make: Callable[[int], Host]
-    fault: Callable[[], str | None]
-    emulated: bool = False
 
 
 @dataclass(frozen=True)

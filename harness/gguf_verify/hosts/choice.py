@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from ..results.environment import HostInfo
+from typing import TYPE_CHECKING
+
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.near import nearest
 from ..support.registry import members
-from .base import Host, HostKind
-from .process_host import ProcessHost
+from .kind import HostKind
+
+if TYPE_CHECKING:
+    from ..results.environment import HostInfo
+    from .base import Host
 
 HOSTS: dict[str, HostKind] = {
-    kind.name: kind for kind in sorted(members(__package__, HostKind), key=lambda kind: -kind.rank)
+    kind.name: kind for kind in sorted(members(f"{__package__}.kinds", HostKind), key=lambda kind: -kind.rank)
 }
 #: The name that selects a host automatically.
 AUTO = "auto"
@@ -41,7 +45,11 @@ def in_its_process(host: Host, time_limit: float) -> Host:
 
     `time_limit` is in seconds for a launch. The caller closes the host.
     """
-    return ProcessHost(host, time_limit) if HOSTS[host.name].emulated else host
+    if not HOSTS[host.name].emulated:
+        return host
+    from .process_host import ProcessHost
+
+    return ProcessHost(host, time_limit)
 
 
 def auto_host() -> tuple[str, list[str]]:

@@ -180,7 +180,7 @@ def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile
     if (foreign := as_foreign(root)) is None:
         return
     flags = _flags_of_prelude([*CHECKS, *options] if how is _compile_checked else options)
-    hosts = set(_listed(_precompiled_key(_WITH_PRELUDE, flags)) or ())
+    hosts = set(_of_prelude(flags))
     foreign.note(path for path in files if not path.startswith(f"{_ROOT}/") and path not in hosts)
 
 
@@ -483,7 +483,7 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
         if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
             # GCC does not list the files of a precompiled header.
-            of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
+            of_header = _of_prelude(plain) if foreign else _listed(_precompiled_key(header.read_text(), plain)) or ()
         else:
             command += ["-include", str(emulator / _PRELUDE)] if foreign else []
             done = _run(command, root, folder)  # again, so that errors only concern the unit
@@ -514,6 +514,12 @@ def _predefined(path: str, flags: tuple[str, ...]) -> dict[str, str]:
     listed = _run([path, *flags, "-dM", "-E", "-x", "c++", os.devnull]).stdout.splitlines()
     found = (line.removeprefix("#define ").partition(" ") for line in sorted(listed))
     return {name: value for name, _, value in found if "(" not in name}
+
+
+def _of_prelude(flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the files of the precompiled prelude: the emulator's own ones, not their copies beside a source."""
+    listed = _listed(_precompiled_key(_WITH_PRELUDE, flags)) or ()
+    return tuple(path.replace(f"{_ROOT}/", f"{kernel_root()}/", 1) for path in listed)
 
 
 def _plain(options: Sequence[str]) -> list[str]:

@@ -9,16 +9,15 @@ import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..results.environment import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from ..support.text import printable
 from . import findings
-from .base import MOST_ALONE, Artefact, Blocks, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
+from .base import MOST_ALONE, Artefact, Blocks, Grid, Host, Placed, Sparse, Written, poisoned
 from .compilation import ARCH_ON_CPU, Compilation, ForeignUnit, architectures, split_flags
 from .compiler import (
     APART,
@@ -39,6 +38,9 @@ from .compiler import (
 from .launch_limits import LaunchLimits, as_json, files_below, from_json, limits_of, most_shared
 from .memory import GUARD_BYTES, POISON, POISON_16, addresses, between_walls
 from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..results.environment import HostInfo
 
 #: The end of a launch, `cuda_on_cpu::Outcome`.
 _STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED, _WAITING, _UNLIKE_A_GPU = 1, 2, 3, 4, 5, 6, 7, 8
@@ -239,6 +241,8 @@ class CpuHost(Host):
         self._functions: dict[tuple[Path, tuple[str, ...]], Any] = {}
 
     def info(self) -> HostInfo:
+        from ..results.environment import HostInfo
+
         return HostInfo(
             name=self.name, device=cpu_name(), threads=self.threads, compiler=compiler_version(), chosen=self.chosen
         )
@@ -500,6 +504,3 @@ class CheckedHost(CpuHost):
         self._unset += [f for f in known if f.unset]
         if real := [f for f in known if not f.unset]:
             raise findings.finding(real)
-
-
-CPU = HostKind("cpu", "the CPU, which emulates a GPU", 0, CpuHost, lambda: None, emulated=True)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, UsageError
-from .cupy_host import CupyHost, gpu_fault, room
 from .kept import Kept
+from .kinds import gpu
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def fault_of_arrays() -> str | None:
 
     Besides the requirements of kernels, it needs CUDA's headers and cuBLAS, which CuPy looks for at their first use.
     """
-    fault = gpu_fault()
+    fault = gpu.gpu_fault()
     if fault is not None:
         return fault
     import cupy
@@ -60,8 +60,11 @@ class CupyArrays:
     """
 
     def __init__(self, seed: int) -> None:
-        host = CupyHost()
         import cupy
+
+        from .cupy_host import CupyHost, room
+
+        host = CupyHost()
 
         self._cupy, self._host, self._info = cupy, host, host.info()
         pool, ours = self._cupy.get_default_memory_pool(), room(cupy)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
 from .ahead import Ahead
 from .author_cubin import author_cubin
-from .base import Artefact, Grid, Host, HostKind, Placed, Source, check_guards, poison, poisoned
+from .base import Artefact, Grid, Host, Placed, Source, check_guards, poison, poisoned
 from .compilation import Compilation, ForeignUnit
 from .compute_sanitizer import UNCHECKED
 from .cupy_rounding import CupyRounding
 from .driver import Walled, resident_blocks, start_overlapping
 from .kept import Kept
+from .kinds import gpu
 from .memory import GUARD_BYTES
 from .sanitized_host import SanitizedHost
 from .schedule import Schedule
@@ -46,26 +46,6 @@ _PROCESS = 8 << 30
 _BEHIND = 4096
 #: Most attempts to compile sources that change meanwhile.
 _MOST_TRIES = 3
-
-
-@cache
-def gpu_fault() -> str | None:
-    """Return why no GPU can be used, or None if one can."""
-    try:
-        import cupy
-    except ImportError:
-        return "CuPy is not installed (pip install cupy-cuda13x, or cupy-cuda12x)"
-    except Exception as error:  # CuPy checks its libraries at import
-        return f"CuPy cannot be imported: {str(error).splitlines()[0]}"
-    try:
-        if cupy.cuda.runtime.getDeviceCount() < 1:
-            return "CUDA sees no device"
-        nvrtc.version()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CUDA cannot be used: {str(error).splitlines()[0]}"
-    except EnvironmentFault as error:
-        return str(error)
-    return None
 
 
 def room(cupy: Any) -> int:
@@ -88,7 +68,7 @@ class CupyHost(Host):
     compiles_ahead = True
 
     def __init__(self) -> None:
-        fault = gpu_fault()
+        fault = gpu.gpu_fault()
         if fault is not None:
             raise EnvironmentFault(f"the GPU host cannot be used: {fault}", "host-not-usable")
         import cupy
@@ -323,6 +303,3 @@ class CupyHost(Host):
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
         with self._faults():
             return np.asarray(self._cupy.asnumpy(output.memory))
-
-
-GPU = HostKind("gpu", "an NVIDIA GPU, through CuPy", 10, lambda _threads: CupyHost(), lambda: gpu_fault())

@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from ..processes.boundary import compiler
-from ..processes.child import Command
 from ..processes.sandbox import GIB, Confinement, Limits, machine_memory, of_kernel
 from ..support.errors import EnvironmentFault
 
@@ -64,6 +63,8 @@ class ForeignSource:
         It may read `shown`, even below the user's own folders. `stderr` of the result is the beginning of both output
         streams. Raises EnvironmentFault if the time is over, or it exceeds a limit.
         """
+        from ..processes.child import Command
+
         confined = Confinement(_limits(), folder=folder, shown=(self.root, *self._named, *shown, *compiler(command[0])))
         process = Command(command, confined=confined)
         try:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..formats import FORMATS
-from ..formats.kernel_table import KernelTable
+if TYPE_CHECKING:
+    from ..formats.kernel_table import KernelTable
 
 _WIDTH = 120
 
@@ -23,6 +24,9 @@ def headers() -> dict[str, str]:
 
     Raises EnvironmentFault if the gguf package lacks a table.
     """
+    # imported here: NVRTC's process gets the headers from its parent
+    from ..formats import FORMATS
+
     needed = {table.name: table for fmt in FORMATS.values() for table in fmt.tables}
     return {table.header: _text(table) for table in needed.values()}
 

@@ -13,9 +13,7 @@ from ..support.errors import UsageError
 from ..support.near import nearest
 from .families import FAMILIES
 from .family import Family, FamilyOnHost
-from .foreign.opening import Further, names_foreign, open_foreign
-from .foreign.process import TIME_LIMIT
-from .foreign.tasks import as_task
+from .foreign.names import TIME_LIMIT, Further, names_foreign
 from .interface import Candidate
 from .ladder import KERNELS
 from .shipped import ShippedKernel
@@ -79,6 +77,9 @@ def open_kernel(
         if found is not None:
             yield on_host(found, where)
             return
+        from .foreign.opening import open_foreign
+        from .foreign.tasks import as_task
+
         foreign = as_task(open_foreign(kernel, where, time_limit, verbose, further, wanted, progress))
         try:
             yield foreign

@@ -11,7 +11,7 @@ from ..hosts.base import Host
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS
 from ..semantics.definitions.q8_1 import Q8_1_RAW
-from ..semantics.encodings.float16 import FLOAT16
+from ..semantics.encodings.values import FLOAT16
 from ..semantics.order import Order
 from .launch import THREAD_AN_OUTPUT, Launch
 from .site import ANY_CARD, Cards, Site

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 
 #: Installation command. It compiles from source, which takes some minutes and a C++ compiler.
@@ -20,6 +20,8 @@ def why_missing() -> str | None:
 
 def version() -> str:
     """Return the version of llama-cpp-python, without loading llama.cpp; "none" if it is not installed."""
+    from importlib import metadata  # slow to import
+
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:  # it may be on the path without being installed

@@ -21,8 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from ..processes.given import Taken, only_read
 from . import builds
 
@@ -37,34 +35,6 @@ MAX_HELLO, MAX_ANSWER = 1 << 16, 32 << 20
 Load = Literal["", "model", "vocabulary"]
 #: A reader: takes a path and what to load, returns the answer. Any exception is a refusal.
 Read = Callable[[str, Load], dict[str, Any]]
-
-
-class Hello(Struct):
-    """The first message: the reader's version, or why it cannot be used."""
-
-    version: str | None = None
-    error: str | None = None
-
-
-class Answer(Struct):
-    """A reader's result: why it refused the file, why it was stopped, or what it sees.
-
-    Args:
-        refused: the reason. Here and in names, each byte is one character, because JSON cannot hold bytes that are not
-            UTF-8.
-        tensors: name, ggml's type number, shape, absolute offset and size in bytes of each.
-        said: what it skipped.
-        loads: whether it loads the file; None if not tried.
-        not_loaded: why not, in llama.cpp's words, or why it was not tried.
-    """
-
-    refused: str | None = None
-    stopped: str | None = None
-    data_offset: int | None = None
-    tensors: list[tuple[str, int, tuple[int, ...], int, int]] | None = None
-    said: str = ""
-    loads: bool | None = None
-    not_loaded: str = ""
 
 
 def gguf_py() -> tuple[str, Read]:
@@ -173,7 +143,7 @@ def _text(raw: bytes) -> str:
 
 
 def _bytes(text: str) -> str:
-    """Return a text with one character per byte, see `Answer`."""
+    """Return a text with one character per byte, see `audit.reader_child.Answer`."""
     try:
         raw = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # surrogates that do not stand for bytes

@@ -11,6 +11,8 @@ from . import boundary
 UNSEEN = "/proc/self/maps"
 #: Prefixes of the names of mapped memory that is not a file in a folder.
 _NO_FILES = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage", "/proc/", "/drm", "/i915")
+#: More bytes than a process's line in /proc/PID/stat has.
+_MOST_STAT = 4096
 
 
 def mapped_files(pid: int) -> set[str]:
@@ -38,14 +40,18 @@ def mapped_files(pid: int) -> set[str]:
 
 def _mapped(maps: bytes) -> set[str]:
     """Parse a list of mappings: address, rights, offset, device, inode, path."""
+    # a library has several mappings, so that paths are decoded once; a path may contain other line endings than \n
+    files = {
+        (fields[5], b"x" in fields[1])
+        for line in maps.split(b"\n")
+        if b" /" in line and len(fields := line.split(None, 5)) == 6 and fields[4] != b"0" and fields[5][:1] == b"/"
+    }
     found = set()
-    for line in maps.split(b"\n"):  # a name may contain other line endings
-        fields = line.split(None, 5)
-        if len(fields) == 6 and fields[4] != b"0" and fields[5].startswith(b"/"):
-            path = os.fsdecode(fields[5].replace(rb"\012", b"\n"))
-            # a library may be in /dev/shm; non-executable files there are shared data
-            if not path.startswith(_NO_FILES) or (path.startswith("/dev/shm/") and b"x" in fields[1]):
-                found.add(path)
+    for name, executable in files:
+        path = os.fsdecode(name.replace(rb"\012", b"\n"))
+        # a library may be in /dev/shm; non-executable files there are shared data
+        if not path.startswith(_NO_FILES) or (path.startswith("/dev/shm/") and executable):
+            found.add(path)
     return found
 
 
@@ -55,7 +61,8 @@ def _children() -> dict[int, list[int]]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
-                parent = int(Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[1])
+                with open(f"/proc/{name}/stat", "rb", buffering=0) as stat:
+                    parent = int(stat.read(_MOST_STAT).rpartition(b")")[2].split(None, 2)[1])
             except (OSError, IndexError, ValueError):
                 continue
             children.setdefault(parent, []).append(int(name))

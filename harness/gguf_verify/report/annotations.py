@@ -1,4 +1,4 @@
-"""Reports as workflow commands of GitHub Actions: what is wrong becomes an annotation of the run.
+"""Digests as workflow commands of GitHub Actions: findings become annotations of the run.
 
 GitHub takes such lines from a step's standard output, and shows ten errors and ten warnings of a step. The format:
 https://docs.github.com/actions/reference/workflow-commands-for-github-actions#setting-an-error-message
@@ -6,12 +6,7 @@ https://docs.github.com/actions/reference/workflow-commands-for-github-actions#s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from . import findings
-from .findings import Finding
-from .graph_words import seen
-from .writer import Kind, Writer
+from .digest import Digest, Finding, seen
 
 #: Annotations of each level that GitHub shows of a step.
 MOST = 10
@@ -19,20 +14,20 @@ _TITLE, _MESSAGE = 120, 900
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def render(found: Iterable[Finding]) -> str:
-    """A line for each finding that is not waived, as many as GitHub shows; and how many there are beyond these."""
-    told: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
-    for f in sorted(found, key=lambda f: f.level != "error"):
-        if not f.waived:
+def render(digest: Digest) -> str:
+    """A line for each finding that is not waived, up to the number that GitHub shows, and the number of the others."""
+    lines: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
+    for f in sorted(digest.findings, key=lambda f: f.level != "error"):
+        if f.level != "none" and not (f.waived or f.quiet):
             level = "error" if f.fails else _LEVELS[f.level]
-            told[level].append(_command(level, f))
-    lines = []
-    for level, commands in told.items():
-        shown = commands if len(commands) <= MOST else commands[: MOST - 1]
-        lines += shown
-        if len(commands) > len(shown):
-            lines.append(f"::{level} title=gguf-verify::and {len(commands) - len(shown):,} more, see the report")
-    return "".join(f"{line}\n" for line in lines)
+            lines[level].append(_command(level, f))
+    shown = []
+    for level, commands in lines.items():
+        most = len(commands) if len(commands) <= MOST else MOST - 1
+        shown += commands[:most]
+        if beyond := len(commands) - most:
+            shown.append(f"::{level} title=gguf-verify::and {beyond:,} more, see the report")
+    return "".join(f"{line}\n" for line in shown)
 
 
 def _command(level: str, f: Finding) -> str:
@@ -43,19 +38,3 @@ def _command(level: str, f: Finding) -> str:
 
 def _escaped(text: str, limit: int) -> str:
     return seen(text, limit).replace("%", "%25")
-
-
-def _of_files(found: Iterable[Finding]) -> str:
-    """Render the findings of audits without notes, which are about harmless things."""
-    return render(f for f in found if f.level != "note" or f.rule is None)
-
-
-WRITER = Writer(
-    "annotations", "--annotations", "also write what is wrong as workflow commands of GitHub Actions",
-    {
-        Kind.RUN: lambda report, form: render(findings.of_run(report)),
-        Kind.AUDIT: lambda audit, form: _of_files(findings.of_audit(audit)),
-        Kind.AUDITS: lambda audits, form: _of_files(findings.of_audits(audits)),
-        Kind.GRAPH: lambda report, form: render(findings.of_graph(report)),
-    },
-)  # fmt: skip

@@ -1,4 +1,4 @@
-"""One picture of a run for a README or a model card: its verdict, what ran where, how far that holds, and the map.
+"""One picture of a run for a README or a model card: its verdict, set-up, scope and map.
 
 The card is 1200 × 630 pixels, the size that sites show links in, light in any theme, and readable at half of that. It
 shows skipped rungs and tensors that were not selected as plainly as the checks.
@@ -31,9 +31,7 @@ _RUNGS = ("bytes", "blocks", "layers", "tokens")
 def card(report: Report) -> Scene:
     """The card as a scene."""
     made = Scene(width=WIDTH, height=HEIGHT)
-    # on random data a kernel is verified for no model
-    level = "warn" if report.verdict == "verified on drawn data" else shades.level(report.verdict)
-    made.add(_head(report, level))
+    made.add(_head(report, shades.level(report.verdict)))
     made.add(_facts(report))
     made.add(_skipped(report))
     made.add(_picture(report))
@@ -206,7 +204,7 @@ def _scale(x: float, y: float) -> Iterator[Item]:
     yield Words(bound + 2 * step * len(shades.WRONG), y + 40, "1e5", tone="muted", size=18, anchor="end", mono=False)
 
 
-# ---- what was checked ------------------------------------------------------------------------------------------------
+# ---- the rungs -------------------------------------------------------------------------------------------------------
 
 
 def _foot(report: Report) -> Iterator[Item]:

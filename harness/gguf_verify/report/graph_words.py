@@ -11,17 +11,12 @@ from collections.abc import Iterator, Sequence
 from ..backend_results import GraphReport, NotJudged, OperationResult, Varying, WrongNode
 from ..bisection_results import Seen
 from ..support.command_line import shown
-from ..support.text import ELLIPSIS, counted, printable
+from ..support.text import counted, printable
+from .digest import seen
 from .shades import rank, short
 
-#: Characters of a name, and of a sentence, that a report shows.
-NAME, SENTENCE = 120, 600
-
-
-def seen(text: str, limit: int = SENTENCE) -> str:
-    """Text of a record as it prints, cut after `limit` characters."""
-    made = "".join(c if c.isprintable() else printable(c) for c in text[: limit + 1])
-    return made if len(made) <= limit else made[:limit] + ELLIPSIS
+#: Characters of a name that a report shows.
+NAME = 120
 
 
 def file_name(report: GraphReport) -> str:

@@ -51,7 +51,7 @@ class Cell(NamedTuple):
 
 
 def cell(value: float | None, wrong: int = 0, unchecked: bool = False, tensor: str = "") -> Cell:
-    """A cell of any number: what is not a number exceeds every bound."""
+    """A cell of any number: NaN exceeds every bound."""
     return Cell(inf if value is not None and value != value else value, wrong, unchecked, tensor)
 
 
@@ -144,7 +144,7 @@ class Grid:
 
     @property
     def told(self) -> list[str]:
-        """What the map shows, in sentences: where it is wrong, or that it is flat."""
+        """A description of the map: its wrong places, or that it is flat."""
         worst = self.worst
         whose = f", of {printable(worst.tensor, 64)}" if worst.tensor else ""
         if not self.n_wrong:
@@ -266,7 +266,7 @@ def place(tensor: str) -> tuple[str, str]:
 
 
 def _order(layer: str) -> tuple[bool, str, int]:
-    """Layers by number, then what is in none."""
+    """Layers by number, then the rest."""
     start, _, number = layer.rpartition(".")
     return layer == _NO_LAYER, start, int(number) if number.isdecimal() else 0
 

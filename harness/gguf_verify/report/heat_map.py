@@ -24,11 +24,11 @@ CHAR, LINE, MARGIN = 8, 18, 16
 _WRAPPED, _NARROW = 88, 36
 #: The most frames of a map; where there are more regions, one frame is around all.
 MOST_FRAMES = 8
-#: Pixels that two borders of tiles are apart at least; closer ones are left out.
+#: Pixels that two borders of tiles are apart at least; closer ones are skipped.
 _TILE_PIXELS = 6
 
 
-# ---- what is said ----------------------------------------------------------------------------------------------------
+# ---- the words -------------------------------------------------------------------------------------------------------
 
 
 def mark_of(cell: Cell) -> str:
@@ -58,7 +58,7 @@ def summary(grid: Grid) -> str:
 
 
 def drawn(grids: Sequence[Grid], alone: bool = True) -> Scene:
-    """All maps, one below the other, and the legend; `alone` with what a page says beside them."""
+    """All maps, one below the other, and the legend; `alone` with the words that a page shows beside them."""
     made, y = Scene(), float(MARGIN if alone else 6)
     left = MARGIN if alone else 4
     for grid in grids:
@@ -173,7 +173,7 @@ def _tile_pixels(grid: Grid, wide: int = 0, tall: int = 0) -> tuple[float, float
 
 
 def _framed(grid: Grid) -> list[Region]:
-    """What a frame is drawn around: each wrong region, or all of them where they are many; nothing where everything is
+    """The regions with a frame: each wrong region, or one around all if there are many; none if everything is
     wrong."""
     if grid.all_wrong:
         return []
@@ -187,7 +187,7 @@ def _framed(grid: Grid) -> list[Region]:
 
 
 def _legend(grids: Sequence[Grid], left: float, top: float) -> tuple[list[Item], float]:
-    """The scale, and what the marks that were used mean; its lower end."""
+    """The scale, and the meaning of the marks that were used; its lower end."""
     half, decade = 14, 28
     items: list[Item] = [
         Words(left, top + 12, "utilisation = |error| / bound,", tone="muted"),
@@ -215,7 +215,7 @@ def _legend(grids: Sequence[Grid], left: float, top: float) -> tuple[list[Item],
 
 
 def _marks(grids: Sequence[Grid]) -> Iterator[tuple[list[Item], str]]:
-    """A sample, at (0, 0), and what it means."""
+    """A sample, at (0, 0), and its meaning."""
     cells = [c for grid in grids for c in grid.drawn]
     if any(grid.n_wrong for grid in grids):
         worst = next(c.shade for c in cells if shades.is_wrong(c.shade))

@@ -26,9 +26,8 @@ from ..support.text import ELLIPSIS
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
-    from ..audit import Audit
     from ..audit.many import Audits
-    from ..audit.record import AuditHeader
+    from ..audit.record import Audit, AuditHeader
     from ..audit.xray import XRay
     from ..backend_results import GraphReport
     from ..bisection_results import Bisection
@@ -72,9 +71,9 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     and made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified,
     judgement or null, with_importance, through}; source_keys: null, or {compared, differing, why: none was compared};
     unmapped: tensors of the source that were not compared, {name, why};
-    unverified: {name, why}; left_out: what was not asked, {name, why}; not_listed: of a list that would be too long
-    (`MOST_RANGES`, `MOST_TENSORS`), how many entries it lacks; sample: null, or of a remote file {seed, fetched and
-    size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it
+    unverified: {name, why}; left_out: checks that were not requested, {name, why}; not_listed: list → number of entries
+    beyond its limit (`MOST_RANGES`, `MOST_TENSORS`); sample: null, or of a remote file {seed, fetched and size in
+    bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it
     cannot tell}, where statistics are of the sampled blocks.
     """
     fields = {
@@ -117,7 +116,7 @@ def _range(owned: Range) -> list[Any]:
 
 
 def _not_listed(audit: Audit) -> dict[str, int]:
-    """Name of a list → how many entries it lacks; those that lack none are left out."""
+    """Name of a list → how many entries it lacks; complete lists are omitted."""
     beyond = {
         "byte_map": sum(max(0, len(f.byte_map) - MOST_RANGES) for f in audit.files),
         "readers": sum(max(0, len(r.tensors) - MOST_TENSORS) for of_part in audit.readings for r in of_part),

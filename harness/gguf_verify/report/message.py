@@ -65,7 +65,7 @@ class _Wrong:
         about = self._diagnosis()
         wrong, of = rung.n_failures, ""
         if self._tensor is not None:
-            wrong = sum(g.failures for g in rung.gemms if g.tensor == self._tensor) or len(self._failures)
+            wrong = rung.failing.get(self._tensor, 0) or len(self._failures)
         if about is not None and about.outputs:
             share = f"{about.wrong:,} of {about.outputs:,} ({about.wrong / about.outputs:.1%})"
             of = f"; {share} in the call that is explained"

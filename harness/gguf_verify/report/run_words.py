@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
+from ..results.costs import TextCost
 from ..results.failures import CULPRITS, Failure, Unverified
 from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
@@ -49,13 +51,13 @@ def passed(report: Report) -> str:
 
 
 def checked(rung: RungResult) -> str:
-    """What a rung checked, its own subject first; "": nothing."""
+    """The things that a rung checked, its own subject first; "" for nothing."""
     kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
     return counts({kind: rung.checked[kind] for kind in kinds})
 
 
 def blame(left: Unverified) -> str:
-    """The culprit of what could not be verified, after its reason; "" if it was only not reached."""
+    """The culprit of an unverified item, after its reason; "" if it was only not reached."""
     return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
 
 
@@ -68,15 +70,38 @@ def numbers(failure: Failure) -> str:
     return words + ("" if failure.utilisation is None else f", utilisation {failure.utilisation:.3g}")
 
 
+def failing(report: Report) -> list[str]:
+    """The tensors with failures, those with the most first."""
+    totals = Counter[str]()
+    for rung in report.rungs:
+        totals.update(rung.failing)
+    return [tensor for tensor, _ in totals.most_common() if tensor]
+
+
 def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | None:
     """The largest utilisation of the kernel, or of llama.cpp, in any rung; None where no bound was judged."""
     found = [(w, rung) for rung in report.rungs for w in rung.worst.values() if w.of_kernel is of_kernel]
     return max(found, key=lambda one: rank(one[0].utilisation), default=None)
 
 
-def ends(numbers: str) -> str:
-    """Ranges, such as those of an envelope, without most of those between the first and the last."""
+def scored(text: TextCost) -> str:
+    """The number of predictions that were scored."""
+    return f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"
+
+
+def predictions(text: TextCost) -> Iterator[tuple[str, str, str]]:
+    """The comparison of predictions: a name, the model's figure, and its source's."""
+    yield "perplexity", f"{text.perplexity:.4f}", f"{text.source_perplexity:.4f}"
+    yield "KL divergence, mean", f"{text.kl_mean:.6f}", ""
+    for name, value in text.kl_percentiles.items():
+        yield f"KL divergence, {name} of predictions below", f"{value:.6f}", ""
+    yield "KL divergence, largest", f"{text.kl_max:.6f}", ""
+    yield "same most probable token", f"{100 * text.top1:.2f} %", ""
+
+
+def ends(numbers: str, most: int = 3) -> str:
+    """Ranges, such as those of an envelope; of more than `most` the first ones and the last."""
     ranges = numbers.split(", ")
-    if len(ranges) <= 3:
+    if len(ranges) <= most:
         return numbers or "none"
-    return f"{ranges[0]}, {ranges[1]}, … {ranges[-1]} ({len(ranges)} ranges)"
+    return f"{', '.join(ranges[: most - 1])}, … {ranges[-1]} ({len(ranges)} ranges)"

@@ -134,8 +134,8 @@ def text_width(text: str, size: float, bold: bool = False, mono: bool = True) ->
 
 
 def shortened(text: str, width: float, size: float, bold: bool = False, mono: bool = True, middle: bool = True) -> str:
-    """Text that fits into so many pixels: where it is too long its middle is left out, since names differ at both ends,
-    or its end."""
+    """Text that fits into a width in pixels: if it is too long its middle is cut out, because names differ at both
+    ends, or its end."""
     text = safe(text)
     if text_width(text, size, bold, mono) <= width:
         return text
@@ -158,7 +158,7 @@ def safe(text: str) -> str:
 
 # ---- SVG -------------------------------------------------------------------------------------------------------------
 
-#: What a page must say once of the pictures in it, beside `shades.css()`.
+#: The style that a page with pictures needs once, in addition to `shades.css()`.
 STYLE = (
     f".pic{{font-size:13px;font-family:{_SANS}}}.pic text{{white-space:pre}}.pic .mono{{font-family:{_MONO}}}"
     ".pic .on{fill:var(--ink);pointer-events:none}.pic .fill{fill:var(--fill)}.pic .b{font-weight:700}"

@@ -11,7 +11,7 @@ from math import floor, isfinite, log10
 
 #: Steps up to the bound: below 10⁻⁴ of it, then two a decade.
 STEPS = 9
-#: What is not checked.
+#: Not checked.
 UNCHECKED = "un"
 #: Over the bound, or wrong: a decade each from 1 to 100,000, and more or not finite.
 WRONG = ("x0", "x1", "x2", "x3", "x4", "x5")
@@ -25,7 +25,7 @@ _REST = {
     "light": "#ec9aa4 #dc6c7e #b8263f #931430 #6d0b22 #470514 #e3e5e9",
     "dark": "#9c3446 #bb4458 #e8788a #f09aa7 #f7bcc5 #fddde2 #2c333f",
 }
-#: Theme → shade → (colour, colour of what is written on it).
+#: Theme → shade → (colour, colour of text on it).
 PALETTE: dict[str, dict[str, tuple[str, str]]] = {}
 
 
@@ -69,7 +69,7 @@ def short(value: float | None) -> str:
 
 
 def css(dark: bool = True) -> str:
-    """The colours as classes of a style sheet: `--fill` of a cell and `--ink` of what is written on it; those of the
+    """The colours as classes of a style sheet: `--fill` of a cell and `--ink` of text on it; those of the
     dark theme, too, unless a picture is to be light in any theme."""
     themes = {
         theme: "".join(f".{key}{{--fill:{fill};--ink:{ink}}}" for key, (fill, ink) in colours.items())
@@ -81,13 +81,13 @@ def css(dark: bool = True) -> str:
 
 
 def rank(value: float | None) -> float:
-    """For sorting: what is not a number is worse than any number, nothing is better."""
+    """For sorting: NaN is worse than any number, None is better."""
     return -1.0 if value is None else float("inf") if value != value else value
 
 
-#: Verdicts, outcomes and severities → level; the others are "warn".
+#: Verdicts, outcomes and severities → level; the others are "warn", such as "verified on drawn data": of no model.
 _LEVELS = {
-    **dict.fromkeys(("passed", "verified", "verified on drawn data", "clean", "note"), "good"),
+    **dict.fromkeys(("passed", "verified", "clean", "note"), "good"),
     **dict.fromkeys(("failed", "mismatch", "wrong", "refused", "error"), "bad"),
 }
 

@@ -1,11 +1,15 @@
-"""Writers of several modules each, which are imported when they are first used: a command needs one of many."""
+"""Writers whose modules are imported when they are first used: a command needs one of many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
+from . import annotations as workflow_commands
+from . import junit, markdown, sarif
+from .digest import Digest
 from .writer import Form, Kind, Render, Writer
 
 
@@ -37,6 +41,42 @@ def _at_terminal(module: str, function: str = "render") -> Render:
     return late_at_terminal(f"{__package__}.terminal.{module}", function)
 
 
+#: Kind of result → the module and the function that make its digest.
+_DIGESTS: dict[StrEnum, tuple[str, str]] = {
+    Kind.RUN: ("run", "digest"),
+    Kind.AUDIT: ("audit", "digest"),
+    Kind.AUDITS: ("audit", "digest_of_many"),
+    Kind.GRAPH: ("graph", "digest"),
+}
+
+
+def of_digest(write: Callable[[Digest], str], module: str, function: str) -> Render:
+    """A format of digests, with the function of a module that makes the digest."""
+
+    def render(result: Any, form: Form) -> str:
+        digest: Digest = getattr(import_module(module), function)(result)
+        return write(digest)
+
+    return render
+
+
+def _listed(write: Callable[[Digest], str], *kinds: Kind) -> dict[StrEnum, Render]:
+    of = {kind: _DIGESTS[kind] for kind in kinds or _DIGESTS}
+    return {kind: of_digest(write, f"{__package__}.digests.{module}", name) for kind, (module, name) in of.items()}
+
+
+ANNOTATIONS = Writer(
+    "annotations",
+    "--annotations",
+    "also write what is wrong as workflow commands of GitHub Actions",
+    _listed(workflow_commands.render),
+)
+SARIF = Writer(
+    "SARIF",
+    "--sarif",
+    "also write the findings as SARIF 2.1.0, for code scanning",
+    _listed(sarif.render),
+)
 HTML = Writer(
     "HTML", "--html", "also write the report as one HTML file that needs no other file",
     {
@@ -47,14 +87,11 @@ HTML = Writer(
 )  # fmt: skip
 JUNIT = Writer(
     "JUnit", "--junit", "also write the report as JUnit XML",
-    {Kind.GRAPH: _late("junit.graph")},
+    _listed(junit.render, Kind.GRAPH),
 )  # fmt: skip
 MARKDOWN = Writer(
     "Markdown", "--markdown", "also write the report as GitHub-flavoured Markdown",
-    {
-        Kind.RUN: _late("markdown.run"), Kind.AUDIT: _late("markdown.audit"),
-        Kind.AUDITS: _late("markdown.audit", "render_many"), Kind.GRAPH: _late("markdown.graph"),
-    },
+    _listed(markdown.render),
 )  # fmt: skip
 TEXT = Writer(
     "text", None, "the report on standard output",

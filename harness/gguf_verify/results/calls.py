@@ -15,28 +15,28 @@ CallKind = Literal[
     "index", "graft", "routing", "tensor", "again",
 ]  # fmt: skip
 
-#: What a wrong call is to a reader, the most important first: a product of the model, a bad access to memory at another
+#: The importance of a wrong call, the most important first: a product of the model, a bad access to memory at another
 #: shape, a product of another shape, a launch past a limit.
 OWN, MEMORY, OTHER_SHAPE, LIMIT = range(4)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of the kernel, beside its rung and its tensor: what `--only-call` needs to make it again.
+    """One call of the kernel. With its rung and its tensor, `--only-call` makes it again.
 
     Args:
         kind: "block": a block of K, in the blocks rung. "own", "shared": of the graph's product, on activations that
             the kernel quantizes itself, and on llama.cpp's activation bytes. "other-m": with other numbers of tokens.
             "reference": llama.cpp's own. "cut": with a row and a block fewer. "quantizer", "every-size": of the
             kernel's quantizer, the second with values of every size. "probe": of the probe plan. "schedule": under
-            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung. "routing": of
-            experts, by ids. "tensor": of a kernel that multiplies nothing, on what the model holds. "again": as
-            "other-m", made many times.
+            another schedule. "grid", "index": of launches that no host can run whole. "graft": of the tokens rung.
+            "routing": of experts, by ids. "tensor": of a kernel that multiplies nothing, on the model's tensors.
+            "again": as "other-m", made many times.
         number: of the block, the trial, the probe or the schedule; of a quantizer's call, one more than its trial's,
             and 0 on the graph's tokens; of a graft, its pass: 0 for (a), 1 for (b).
-        given: activations are handed over as bytes, where a kind knows both.
+        given: activations are passed as bytes, if the kind has both forms.
         first_row: with which the matrix, or the part of it, begins in its tensor.
         use: how many products with that matrix came before in the rung, or grafts in the pass.
-        m, n, k: tokens, rows, columns; 0 where they say nothing.
+        m, n, k: tokens, rows, columns; 0 if not used.
     """
 
     kind: CallKind
@@ -50,8 +50,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """How far it is from the model's own products: 0 for these, 2 for other shapes, 3 for launches that no host
-        makes whole."""
+        """The distance from the model's own products: 0 for these, 2 for other shapes, 3 for launches that no host can
+        make whole."""
         if self.kind in ("grid", "index"):
             return LIMIT
         other = self.kind in ("other-m", "cut", "every-size", "probe", "routing")
@@ -64,11 +64,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join([self.kind, *(f"{name}={int(v)}" for name, v in fields.items() if name != "kind" and v)])
 
     def fits(self, graphs: tuple[int, int, int]) -> bool:
-        """Whether the sizes that it names are those of a product (M, N, K) of the graph, as far as its kind follows
-        them: a call that no product of this run was must not be made in its place."""
+        """Whether its sizes are those of a product (M, N, K) of the graph, if its kind has them: `--only-call` must not
+        make a call that this run would not make."""
         follows = {"own": 3, "shared": 3, "reference": 3, "other-m": 2, "again": 2}.get(self.kind, 0)
         sizes = zip((self.n, self.k, self.m), (*graphs[1:], graphs[0]), strict=True)
-        return all(asked in (0, there) for asked, there in list(sizes)[:follows])
+        return all(given in (0, there) for given, there in list(sizes)[:follows])
 
     @classmethod
     def parse(cls, text: str) -> Call:

@@ -1,4 +1,4 @@
-"""Records of what a quantization costs."""
+"""Records of the cost of a quantization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .environment import FileInfo
 
 
 class GemmCost(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the quantization of one matrix moves its GEMM, on the activations X of the run.
+    """The error that the quantization of one matrix adds to its GEMM, on the activations X of the run.
 
     Args:
         tensor, matrix: the weights' name, and which of its matrices (experts) this is, where it holds several.
@@ -35,13 +35,14 @@ class GemmCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextCost(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the model's predictions on a text are from its source's, by the definitions of `llama-perplexity`.
+    """The distance of the model's predictions on a text from its source's, by the definitions of `llama-perplexity`.
 
     Args:
         text, sha256: the text's name, and the digest of its UTF-8.
         tokens: of the whole text.
-        chunk, chunks: tokens of a chunk, and how many chunks were evaluated; the rest of the text was left out.
-        scored: how many predictions were compared: those in the second half of each chunk.
+        chunk, chunks: tokens of a chunk, and the number of chunks that were evaluated; the rest of the text was
+            skipped.
+        scored: number of predictions that were compared: those in the second half of each chunk.
         perplexity, source_perplexity: of the model, and of its source.
         kl_mean, kl_max: Kullback-Leibler divergence of the model's probabilities from the source's, in nats.
         kl_percentiles: percentile, such as "99%" → divergence.
@@ -63,7 +64,7 @@ class TextCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostGroup(NamedTuple):
-    """Several GEMMs: what they have in common, their weights' types, mean and largest error, and whose that is."""
+    """Several GEMMs: their common name, their weights' types, mean and largest error, and its tensor."""
 
     name: str
     types: str
@@ -74,14 +75,14 @@ class CostGroup(NamedTuple):
 
 
 class QuantizationCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a quantization costs against the model that it was made from. No part of any verdict.
+    """The cost of a quantization against the model that it was made from. Not part of any verdict.
 
     Args:
         source: the file of that model.
         gemms: of the run's prompt, in the graph's order.
-        text: the comparison of predictions; None where there is none, and `left` says why.
-        left: what could not be measured, and why.
-        seconds: how long the measurement took.
+        text: the comparison of predictions; None if there is none, and `left` says why.
+        left: figures that could not be measured, and why.
+        seconds: duration of the measurement.
     """
 
     source: FileInfo

@@ -1,4 +1,4 @@
-"""Records of what explains wrong outputs."""
+"""Records of the explanations of wrong outputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class FaultMatch(msgspec.Struct, frozen=True):
 
     Args:
         id: of the fault, stable.
-        words: what is wrong, with the variant.
+        words: the fault, with its variant.
         fix: one line.
-        explained: share of the error, 1 for all of it; NaN where the fault was seen in further calls, not computed.
-        utilisation: the worst |y - f| / bound over the wrong outputs, with f what the fault predicts; 0 where f is
-            nowhere finite.
-        everywhere: right outputs agree with the fault too; else it is in part of the outputs only.
+        explained: share of the error, 1 for all of it; NaN if the fault was observed in further calls, not computed.
+        utilisation: the worst |y - f| / bound over the wrong outputs, with f the output predicted by the
+            fault; 0 if f is nowhere finite.
+        everywhere: correct outputs agree with the fault too; otherwise it affects only a part of the outputs.
     """
 
     id: str
@@ -44,7 +44,7 @@ class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
         what: "weight", "weight scale", "activation", "d", "s", "product" (of scales), "sum" (in half) or "output".
         row, token: of the first output without a finite exact value.
         block: the block that the number belongs to; of weights and activations that are not quantized, the value.
-        value: what the number is, or would be in a type without limits; not finite where that is not known.
+        value: the number, or its value in a type without limits; not finite if that is not known.
         limit: the largest number that its type holds.
         ratio: |value| / limit.
     """
@@ -70,21 +70,21 @@ MEMORY_FAULTS = frozenset({
 
 
 class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains a wrong call.
+    """The explanation of a wrong call.
 
     Args:
         tensor, where, who: as in `OutputMap`.
-        row, token, block: of the first wrong output; the block is None where no single one is to blame.
+        row, token, block: of the first wrong output; the block is None if no single one is at fault.
         verdict: "another definition", "known fault", "another order", "out of range" or "unknown".
-        wrong, outputs: how many outputs are wrong, of how many.
+        wrong, outputs: number of wrong outputs, and of all.
         definitions: other definitions within whose bound all outputs are.
         faults: the faults that explain the outputs; several cannot be told apart on these data.
-        nearest: the nearest fault, where none explains them.
-        out_of_range: why some outputs have no finite exact value, where some have none.
-        culprit: who is at fault.
+        nearest: the nearest fault, if none explains them.
+        out_of_range: why some outputs have no finite exact value; None if all have one.
+        culprit: the culprit.
         lines: the diagnosis in words.
         type: of the weights.
-        call: which call it is.
+        call: the call.
     """
 
     tensor: str
@@ -107,7 +107,7 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """What the call is to a reader; a bad access to memory comes before other calls of its shape."""
+        """The importance of the call; a bad access to memory comes before other calls of its shape."""
         rank = OWN if self.call is None else self.call.rank
         return MEMORY if rank == OTHER_SHAPE and any(f.id in MEMORY_FAULTS for f in self.faults) else rank
 
@@ -119,7 +119,7 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def explains(self) -> bool:
-        """Whether it says what is wrong."""
+        """Whether it names a cause."""
         return self.verdict not in UNEXPLAINED
 
     def is_of(self, failure: Failure) -> bool:

@@ -1,4 +1,4 @@
-"""Records of where and on what a verification ran: host, versions, kernel, file and reference."""
+"""Records of the set-up of a verification: host, versions, kernel, file and reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from ..processes.sandbox import Sandbox
 from .options import Options
 
-#: Begins the line of `KernelInfo.code` that says why CUDA's compiler was not asked about code that ran on the CPU.
+#: The beginning of the line in `KernelInfo.code` that says why CUDA's compiler did not check code that ran on the CPU.
 NOT_COMPILED = "not compiled by "
 
 
@@ -16,14 +16,14 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: of the host, as `--host` takes it.
-        device: the processor's or the card's name; for a kernel in Python that chooses its own device, the interpreter.
-        sm: compute capability of the card, such as "90"; None on a CPU.
+        device: name of the processor or the GPU; for a kernel in Python that chooses its own device, the interpreter.
+        sm: compute capability of the GPU, such as "90"; None on a CPU.
         threads: operating-system threads that a launch takes; None where the host does not choose.
         compiler: name and version of the C++ compiler.
         driver, nvrtc, cupy: versions of CUDA's driver, of NVRTC and of CuPy.
         own_process: the kernel runs in a process of its own.
-        copies: that process copies outputs from a card to where they are judged, and its word is that it did.
-        chosen: who decided that it runs there.
+        copies: that process copies its outputs from a GPU; that it copied them all cannot be checked.
+        chosen: who chose this host.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenedFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What a foreign kernel is made of, as it was opened: what the loader mapped into its processes, and what compilers
-    read for it. The files of Python and of this project are not listed.
+    """The files that a foreign kernel is made of: those that the loader mapped into its processes, and those that
+    compilers read for it. The files of Python and of this project are not listed.
 
     Args:
         files: absolute path → sha256; null where it cannot be read or was replaced meanwhile. "/proc/self/maps" stands
@@ -82,7 +82,7 @@ class OpenedFiles(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] = {}
 
     def with_(self, other: OpenedFiles) -> OpenedFiles:
-        """These and others. A file that two processes opened with other content is null."""
+        """Both together. A file that two processes opened with different contents is null."""
         files = {**self.files, **other.files}
         for path in self.files.keys() & other.files.keys():
             if self.files[path] != other.files[path]:
@@ -96,10 +96,10 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: as `--kernel` takes it.
-        computes: what it computes: "gemm", "experts", "dequantize", "quantize" or "repack".
+        computes: "gemm", "experts", "dequantize", "quantize" or "repack".
         definition: the definition of the product that it declares; of another kernel, what it declares, in words.
-        judged_by: what judges it, where that is no definition of this project; None elsewhere.
-        verified_means: what "verified" says of such a kernel; None elsewhere.
+        judged_by: the oracle that judges it, if it has no definition of this project; otherwise None.
+        verified_means: the meaning of "verified" for such a kernel; otherwise None.
         order: its declared order of summation, in words.
         covers: names of the quantized types that it multiplies.
         element_kernels: type → the kernel that multiplies matrices of that type which are not quantized.
@@ -127,7 +127,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def declared(self) -> str:
-        """All that it declares, in a line: the definition, and what stands beside its name."""
+        """Its whole declaration in one line: the definition, and the additions to its name."""
         return ", ".join((self.definition, *self.declares))
 
 
@@ -149,12 +149,11 @@ class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that could matter to repeat a run.
+    """Everything needed to repeat a run.
 
     Args:
         exact_on: where exact products were computed, in words.
-        sandbox: how processes were confined that are not trusted: a foreign kernel's, its compiler's, llama.cpp's and
-            gguf-py's.
+        sandbox: the isolation of untrusted processes: those of a foreign kernel, its compiler, llama.cpp and gguf-py.
     """
 
     versions: Versions

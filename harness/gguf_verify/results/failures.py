@@ -1,4 +1,4 @@
-"""Records of failures, of what could not be verified, and of the waivers that cover failures."""
+"""Records of failures, of unverified items, and of the waivers that cover failures."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One thing that is wrong, with all that is needed to look at it.
+    """A failure, with everything needed to examine it.
 
     Args:
         what: in words.
-        tensor: name of the weights, "" where it is not about one.
+        tensor: name of the weights; "" if it is about none.
         row: row n of the weights; it counts through all matrices of a tensor that holds several.
-        block: block of that row, or 32 values of a type without blocks; None where no single one explains it.
+        block: block of that row, or 32 values of a type without blocks; None if no single block explains it.
         token: row m of the activations.
         byte_offset: of the block, in its file; `part` counts the files of a split model from 0.
         block_hex: the block's bytes.
         block_type: the type of its weights, where it is recorded with the failure.
         got, expected, bound, utilisation: the numbers, where it is about numbers.
         matrix: which of the tensor's matrices (experts) the row is in, where it holds several.
-        culprit: who is at fault.
+        culprit: the culprit.
         activation_type, activation_hex: type and bytes of the activations that the block is multiplied by: one block or
-            several (as many as there is room for), or float32; "" and None where no block is known.
-        cause: what further failures of the same cause have in common, of which a rung records the first only; "" for
-            a failure that stands for itself.
-        call: the call of the kernel that it is of, where it is of one.
+            several (limited by the room), or float32; "" and None if no block is known.
+        cause: identifies failures of the same cause, of which a rung records only the first; "" for a failure by
+            itself.
+        call: the kernel's call that failed, if it is of one.
         trace: the frames of the exception that the kernel raised, outermost first.
     """
 
@@ -82,12 +82,12 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """That of its call; what is of no call is of the model."""
+        """The rank of its call; a failure of no call counts as one of the model."""
         return OWN if self.call is None else self.call.rank
 
     @classmethod
     def of(cls, error: KernelFault, what: str, tensor: str = "", matrix: int | None = None) -> Failure:
-        """What a kernel did in place of giving an output."""
+        """A failure of a kernel that gave no output."""
         return cls(
             what, tensor, matrix=matrix, culprit=error.culprit, cause=error.cause, call=error.call,
             trace=tuple(Frame(*frame) for frame in error.trace),
@@ -98,11 +98,11 @@ class Unverified(msgspec.Struct, frozen=True):
     """Something that should have been checked and could not be.
 
     Args:
-        name: what it is, as a report shows it.
+        name: its name in reports.
         why: why it could not be checked.
-        tensor: the name of the tensor that it is about; "" for all that the rung checks.
-        culprit: who is at fault.
-        products: the number of products that it stands for, where these are counted; 0 elsewhere.
+        tensor: the name of its tensor; "" for everything that the rung checks.
+        culprit: the culprit.
+        products: the number of products that it stands for, if these are counted; otherwise 0.
     """
 
     name: str
@@ -120,14 +120,14 @@ class Unverified(msgspec.Struct, frozen=True):
 
 
 class WaiverUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a waiver in a run or an audit.
+    """The state of a waiver in a run or an audit.
 
     Args:
-        what: what it matches, in words.
+        what: the failures that it matches, in words.
         reason: why the mismatch is known and accepted.
         until: its last day, ISO 8601.
         state: "applied"; "expired": its last day has passed, so it counts no longer; "unused": it matched nothing.
-        failures: how many failures it covers, or would cover if it had not expired.
+        failures: number of failures that it covers, or would cover if it had not expired.
     """
 
     what: str

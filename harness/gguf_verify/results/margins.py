@@ -48,13 +48,13 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What of large matrices was judged element by element, where not all was.
+    """The sample of large matrices that was judged element by element.
 
     Args:
         what: "outputs" of whole products, or "blocks" that are multiplied one by one.
-        of: how many there are of them in such matrices.
-        alone: how many were judged one by one. All other outputs were checked by random combinations of rows; other
-            blocks only as parts of their rows, by higher rungs.
+        of: their number in such matrices.
+        alone: the number that were judged one by one. All other outputs were checked by random combinations of rows;
+            other blocks only as parts of their rows, by higher rungs.
         missed: the largest probability with which those combinations miss wrong outputs of one token whose errors have,
             as the root of the sum of their squares, more than twice `smallest`; None for blocks.
         smallest: the error from which on a single wrong output is never missed, as a share of the root mean square of
@@ -87,8 +87,8 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Closer(msgspec.Struct, frozen=True):
-    """Products whose bound for any order of roundings could not have failed, and that were judged by what correct
-    kernels lose: see `semantics.closer`.
+    """Products whose bound for any order of roundings could not fail, and that were judged by the loss of correct
+    kernels instead: see `semantics.closer`.
 
     Args:
         products: that were judged so.

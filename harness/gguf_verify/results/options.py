@@ -14,11 +14,13 @@ from ..support.seeds import fresh_seed
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
 
 DEFAULT_N_PREDICT = 32
+#: The default of `--kernel`: a family.
+DEFAULT_KERNEL = "q8_1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user may choose; the command line's help explains each.
+    """The user's choices; the command line's help explains each.
 
     Args:
         prompt: the text whose activations the kernel meets.
@@ -41,7 +43,7 @@ class Options:
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars on standard error; where that is no terminal, a line now and then.
         exit_first: end the run at the first failure that no waiver covers.
-        budget: seconds that the run may take; what it does not suffice for is not verified. None for no limit.
+        budget: seconds that the run may take; the rest is not verified. None for no limit.
         only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
         save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
         sandbox: how processes are confined that are not trusted: "auto", "bubblewrap", "landlock" or "none".
@@ -78,8 +80,9 @@ class Options:
 
     @property
     def skips(self) -> Iterator[Skipped]:
-        """What these options keep a run from checking, whatever its rungs find. Every option that does is here, or is
-        recorded where it takes effect: `SHORTENING` lists both."""
+        """The checks that these options turn off. An option that turns off checks is here, or is recorded where it
+        takes
+        effect: `SHORTENING` lists both."""
         if self.tensor is not None:
             yield Skipped(
                 "tensors", f"only those that match {self.tensor!a} (--tensor)", f"tensors {self.tensor[:60]!a}"
@@ -88,12 +91,12 @@ class Options:
             yield Skipped("sandbox", "turned off (--sandbox none)", "no sandbox")
 
 
-#: Options that can make a run check less than a whole one. The others change how or on what it is made.
+#: Options that can make a run check less than a whole one. The others change how it is made, or its subject.
 SHORTENING = frozenset(
     {"tensor", "n_predict", "sandbox", "probes", "thorough", "only_call", "budget", "exit_first", "sanitize"}
 )
 
 
 def spent_words(budget: float | None) -> str:
-    """Why something is not verified that a budget did not suffice for."""
+    """The reason for what a spent budget left unverified."""
     return f"the budget of {in_words(budget)} was spent" if budget is not None else "the budget was spent"

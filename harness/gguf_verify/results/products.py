@@ -8,7 +8,7 @@ import msgspec
 
 
 class DrawnProduct(msgspec.Struct, frozen=True, kw_only=True):
-    """A product of drawn data: the weights' type, tokens, rows and columns."""
+    """A product of random data: the weights' type, tokens, rows and columns."""
 
     type: str
     m: int
@@ -17,13 +17,13 @@ class DrawnProduct(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnData(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kernel was verified on where no model was at hand.
+    """Random data that a kernel was verified on, without a model.
 
     Args:
-        seed: of all that was drawn.
-        products: that took the place of a model's graph.
-        weights, activations: how they were drawn, in words.
-        compared: llama.cpp computed the same products, and its outputs and the kernel's were compared.
+        seed: of the random numbers.
+        products: in place of those of a model's graph.
+        weights, activations: how they were made, in words.
+        compared: llama.cpp computed the same products, and the kernel's outputs were compared with them.
     """
 
     seed: int
@@ -76,9 +76,9 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         shared: the kernel on llama.cpp's own activation bytes.
         other_m: the kernel with other numbers of tokens.
         other_shapes: the kernel at other N and K; None where it was not run there.
-        llama: llama.cpp's own output against its own definition; None where llama.cpp was not asked.
+        llama: llama.cpp's own output against its own definition; None if llama.cpp did not compute it.
         gap_nmse: NMSE between the two definitions' exact results.
-        failures: how many outputs were wrong.
+        failures: number of wrong outputs.
         under_test: the kernel is the one that the run verifies, not one that stands beside it.
     """
 
@@ -108,20 +108,20 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
 
 
 class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
-    """For which products with weights of one type a report holds, beside those of the model's graph.
+    """The products with weights of one type for which a report holds, in addition to those of the model's graph.
 
     Args:
         type: of the weights.
         plan: the version of the probe plan.
         probes: "full" or "brief", as in `Options`.
         domain: what the kernel declares, in words; empty for everything.
-        calls: that were made and judged.
-        tokens, rows, columns: the numbers at which all outputs were right, as ranges.
-        values: what the weights and activations were.
-        indices: large products of which some thread blocks ran by themselves, and were right.
-        grids: tokens, rows and columns whose launches CUDA would make.
-        not_covered: what the plan asks for and could not be tried, and why.
-        under_test: the kernel is the one that the run verifies, not one that stands beside it.
+        calls: number of calls that were made and judged.
+        tokens, rows, columns: the numbers at which all outputs were correct, as ranges.
+        values: the kinds of weights and activations.
+        indices: large products of which some thread blocks ran by themselves, with correct outputs.
+        grids: tokens, rows and columns whose launches CUDA accepts.
+        not_covered: parts of the plan that could not be tried, and why.
+        under_test: the kernel is the one that the run verifies, not one used beside it.
     """
 
     type: str

@@ -23,12 +23,12 @@ ReportVerdict = Literal[
     "verified", "verified on drawn data", "waived", "mismatch", "interrupted", "broken off", "not everything verified",
 ]  # fmt: skip
 
-#: What ended a run before its end: nothing, `Options.exit_first`, `Options.budget`, or a signal.
+#: The reason for an early end: nothing, `Options.exit_first`, `Options.budget`, or a signal.
 EndedBy = Literal["", "first failure", "budget", "SIGINT", "SIGTERM", "SIGHUP"]
 
 
 class Report(Shown, msgspec.Struct, kw_only=True):
-    """What a run found.
+    """The result of a run.
 
     `assert report` fails unless everything is verified; `repr` is one line, `str` the report as at the terminal, and a
     notebook shows a summary. The records that a rung finds one by one (`Failure`, `GemmRecord` …) are frozen. A report
@@ -36,16 +36,16 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     `to_dict` gives a copy.
 
     Args:
-        environment: everything that could matter to repeat it; the digests of the file are there at the end of the run.
-        rungs: the rungs that were climbed, in order.
+        environment: everything needed to repeat the run; the digests of the file are known at its end.
+        rungs: the rungs that were run, in order.
         command: the command line that repeats the run.
-        seconds: of the whole run.
-        changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
-        costs: what the quantization costs, where the run was given the model's source; no part of the verdict.
-        waivers: what became of the waivers that are about this model and kernel.
-        ended_by: what ended the run before its end.
-        not_climbed: rungs that were asked for and not begun, because the run was ended before.
-        drawn: what was multiplied, where that is no model's: "verified" is then said of these data alone.
+        seconds: duration of the run.
+        changed: evidence that the file changed after its digest was taken; None if it did not.
+        costs: the cost of the quantization, if the model's source was given; not part of the verdict.
+        waivers: the state of each waiver for this model and kernel.
+        ended_by: the reason for an early end.
+        not_climbed: requested rungs that were not begun because the run ended early.
+        drawn: the random data, if there was no model; the verdict then holds for these data only.
     """
 
     environment: Environment
@@ -61,9 +61,9 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """3 where the file was changed, so that nothing that was found need be true of it; else 1 for any mismatch;
-        else 130 where Ctrl-C ended the run; else 3 where SIGTERM or SIGHUP did, or a rung was broken off; else 5 where
-        something could not be verified."""
+        """3 if the file changed, because the findings may then be of other bytes; else 1 for any mismatch; else 130 if
+        Ctrl-C ended the run; else 3 if SIGTERM or SIGHUP did, or a rung was broken off; else 5 if something could not
+        be verified."""
         if self.changed:
             return EXIT_ENVIRONMENT
         verdicts = [r.verdict for r in self.rungs]
@@ -78,12 +78,12 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def fault(self) -> str | None:
-        """What broke off the whole run, in a line; what broke off one rung stands in its own `fault`."""
+        """The fault that broke off the whole run, in one line; a rung has its own `fault`."""
         return f"a file was changed while it was verified: {self.changed}" if self.changed else None
 
     @property
     def unfinished(self) -> str | None:
-        """What ended the run before its end, what it left, and which rungs were not begun, in a line; else None."""
+        """The reason for an early end, and the rungs that were not begun, in one line; None without one."""
         if not self.ended_by:
             return None
         why = f"interrupted by {self.ended_by}"
@@ -95,7 +95,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def _spent(self) -> str:
-        """That the budget was spent, and how much each rung left for that reason."""
+        """The spent budget, and the number of items that each rung left unverified for that reason."""
         words = spent_words(self.environment.options.budget)
         counts = {rung.name: sum(left.why == words for left in rung.unverified) for rung in self.rungs}
         left = ", ".join(f"{n:,} in the {name} rung" for name, n in counts.items() if n)
@@ -118,15 +118,17 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The verdict as reports say it: only a whole run that passed without a waiver, on a model, is "verified"."""
+        """The verdict as reports show it: only a whole run on a model that passed without a waiver is "verified"."""
         if self.verdict == "waived":
             return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}{self.scope}"
+        if self.verdict == "verified on drawn data":
+            return f"verified on random data (no model){self.scope}"
         return f"{self.verdict}{self.scope}" if not self.exit_code else self.verdict
 
     @property
     def scope(self) -> str:
-        """What was verified, where that is less than a whole run, as it follows "verified": ": file bytes only",
-        " (brief)"; else ""."""
+        """The scope of a pass that is less than a whole run, as it follows "verified": ": file bytes only", " (brief)";
+        "" for a whole run."""
         scopes = [*(s.scope for s in self._skipped), self._sampled]
         if self.drawn is not None and not self.drawn.compared:
             scopes.insert(0, "not compared with llama.cpp")
@@ -136,7 +138,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def _sampled(self) -> str:
-        """What the headline says of large matrices of which a sample was judged; "" where every output was."""
+        """The headline's words on large matrices of which a sample was judged; "" if every output was."""
         sampled = [rung.sampled for rung in self.rungs if rung.sampled is not None]
         of_outputs = [part for part in sampled if part.missed is not None]
         if not of_outputs:
@@ -148,7 +150,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def checks(self) -> list[Check]:
-        """What became of every class of checks, in the order of `checks.CHECKS`."""
+        """The state of every class of checks, in the order of `checks.CHECKS`."""
         alone = sum(rung.sampled.alone for rung in self.rungs if rung.sampled is not None)
         done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": alone}
         for rung in self.rungs:
@@ -169,7 +171,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def _skipped(self) -> list[Skipped]:
-        """What was not done of a whole run, by the options, by the environment and in the rungs."""
+        """The parts of a whole run that were skipped because of the options, the environment or the rungs."""
         options, sandbox = self.environment.options, self.environment.sandbox
         found = [*options.skips, *(s for rung in self.rungs for s in rung.skipped)]
         if sandbox.missing and options.sandbox != "none":
@@ -188,7 +190,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             found += [Skipped(c.id, "one call was made (--only-call)") for c in CHECKS if c.id not in whole]
         if self.drawn is not None:
             found += [Skipped(name, "there is no model") for name in (BYTES, "tokens")]
-            found += [] if self.drawn.compared else [Skipped("llama", "llama.cpp was not asked (--reference none)")]
+            found += [] if self.drawn.compared else [Skipped("llama", "llama.cpp was not run (--reference none)")]
         return found + [Skipped(name, "the run ended before") for name in self.not_climbed if name in BY_ID]
 
     @property
@@ -198,17 +200,17 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def limits(self) -> list[str]:
-        """What is verified up to some size only, why, and how to state or lift that limit."""
+        """The limits of size of the verdict, with their reasons and how to state or lift them."""
         return list(dict.fromkeys(s.why for s in self._skipped if s.check == "grids" and s.scope))
 
     @property
     def shortened(self) -> list[str]:
-        """What the user chose not to have checked, each in words."""
+        """The checks that the user turned off, in words."""
         return list(dict.fromkeys(f"{BY_ID[s.check].title}: {s.why}" for s in self._skipped if s.scope))
 
     @property
     def kernel_ran(self) -> bool:
-        """Whether anything that the kernel under test computed was judged, or is wrong."""
+        """Whether any output of the kernel under test was judged, or is wrong."""
         call = self.environment.options.only_call.partition(",")[0]
         if call:
             return call != "reference"
@@ -217,14 +219,14 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def n_waived(self) -> int:
-        """How many failures a waiver covers."""
+        """Number of failures that a waiver covers."""
         return sum(rung.n_waived for rung in self.rungs)
 
     def repeat_of(self, failure: Failure | None = None) -> str:
-        """The command line that repeats a failure alone: its call where that is known, else its tensor and its rung.
+        """The command line that repeats one failure: its call if that is known, else its tensor and its rung.
 
         Args:
-            failure: one of `failures`; None for the first of them. Where there is none: the whole run.
+            failure: one of `failures`; None for the first. Without failures, the command repeats the whole run.
         """
         rung, failure = next(((r, f) for r, f in self.failures if failure is None or f is failure), (None, None))
         if failure is None or rung is None:
@@ -232,13 +234,13 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         return repeat(self.command, rung.name, failure.tensor, failure.call.id if failure.call else "")
 
     def rung(self, name: str) -> RungResult | None:
-        """The rung of this name, where it was climbed."""
+        """The rung of this name, or None if it was not run."""
         return next((r for r in self.rungs if r.name == name), None)
 
     @property
     def culprits(self) -> dict[Culprit, int]:
-        """Who is at fault → for how much that is wrong or could not be verified, those of failures first; empty where
-        everything is verified or waived. Where the file was changed, nothing that was found tells who is."""
+        """Culprit → number of things that are wrong or could not be verified, those of failures first; empty if
+        everything is verified or waived. If the file changed, the findings do not show the culprit."""
         if self.changed:
             return {"environment": 1}
         found: dict[Culprit, int] = {}
@@ -249,7 +251,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
                 found[culprit] = found.get(culprit, 0) + n
         for rung in self.rungs:
             left: list[Culprit] = [u.culprit for u in rung.unverified]
-            interrupted = rung.fault is not None and rung.fault_culprit == "coverage"  # a signal is nobody's fault
+            interrupted = rung.fault is not None and rung.fault_culprit == "coverage"  # a signal is no one's fault
             if rung.fault is not None and not interrupted:
                 left.append(rung.fault_culprit)
             if rung.verdict == "unverified" and not left and not (interrupted and self.ended_by):
@@ -262,7 +264,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def at_fault(self) -> str:
-        """`culprits` in words: "at fault: the kernel (5); 120 checks not reached"; "" where there are none."""
+        """`culprits` in words: "at fault: the kernel (5); 120 checks not reached"; "" without any."""
         culprits = self.culprits
         blamed = ", ".join(f"{CULPRITS[culprit]} ({n:,})" for culprit, n in culprits.items() if culprit != "coverage")
         left = culprits.get("coverage", 0)
@@ -271,8 +273,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def failures(self) -> list[tuple[RungResult, Failure]]:
-        """Every failure that a rung recorded, with its rung, those of the call first that `diagnosed` explains first,
-        then those of the model's own products; `n_failures` counts those that were not recorded, too."""
+        """The recorded failures with their rungs: first those of the call that `diagnosed` explains first, then those
+        of the model's own products. `n_failures` also counts failures that were not recorded."""
         leading = next(iter(self.diagnosed), None)
 
         def weight(pair: tuple[RungResult, Failure]) -> tuple[bool, int]:
@@ -283,7 +285,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def diagnosed(self) -> list[tuple[RungResult, LocatedDiagnosis]]:
-        """Of each type of weights the most important diagnosis, with its rung, the most important first."""
+        """The most important diagnosis of each type of weights, with its rung, the most important first."""
         found: dict[str, tuple[RungResult, LocatedDiagnosis]] = {}
         pairs = [(rung, diagnosis) for rung in self.rungs for diagnosis in rung.diagnoses]
         # one with a map says more than the same without
@@ -293,17 +295,17 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def n_failures(self) -> int:
-        """How many outputs, blocks or tokens are wrong."""
+        """Number of wrong outputs, blocks or tokens."""
         return sum(rung.n_failures for rung in self.rungs)
 
     @property
     def tensor_types(self) -> dict[str, str]:
-        """Tensor → type, of the tensors that a rung looked at."""
+        """Tensor → type, of the tensors that a rung checked."""
         records = (record for rung in self.rungs for record in rung.details)
         return {
             r.tensor: r.type for r in records if isinstance(r, TensorBytes | TensorBlocks | TensorValues | GemmRecord)
         }
 
 
-#: The version of the JSON schema that a report is written in, and read back from.
+#: The version of the JSON schema of a report.
 SCHEMA_VERSION = 4

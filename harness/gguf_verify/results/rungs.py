@@ -35,33 +35,33 @@ class RungResult(msgspec.Struct, kw_only=True):
         name: of the rung.
         question: that it answers.
         substance: kinds of `checked` of which at least one must have been checked, or nothing was verified.
-        checked: what was checked, by kind, in the order in which a report names it.
-        not_checked: what this rung does not check by design, by kind.
-        unverified: what should have been checked and could not be.
+        checked: number of checked things by kind, in the order of reports.
+        not_checked: number of things that this rung does not check by design, by kind.
+        unverified: things that should have been checked and could not be.
         failures: the first MAX_FAILURES; `n_failures` counts all.
-        blamed: who is at fault → for how many of the failures.
-        failing: tensor → how many of the failures are of it; "" for those of none.
-        waived: tensor → how many of its failures a waiver covers.
-        same: cause → how many failures have it.
-        worst: whose output → its worst.
+        blamed: culprit → number of failures.
+        failing: tensor → number of its failures; "" for failures of no tensor.
+        waived: tensor → number of its failures that a waiver covers.
+        same: cause → number of failures that have it.
+        worst: side → its worst output.
         figures: measured numbers that are not judged, by name.
-        notes: what a reader should know, a line each.
-        details: one record a tensor, GEMM or token.
-        envelopes: for each type, beyond which products of the graph the rung holds.
-        headroom: of the activations' halves, the one nearest to overflow; None where there are none.
-        sampled: what of large matrices was judged element by element; None where all was.
-        closer: products that were judged more closely than by their bound; None where there are none.
-        done: class of checks (`checks.CHECKS`) → how many things of it were checked, beside those of `checked`; 0 where
-            this rung has nothing of the class.
+        notes: notes for the reader, a line each.
+        details: one record for each tensor, GEMM or token.
+        envelopes: for each type, the products for which the rung holds in addition to the graph's.
+        headroom: the half of the activations that is nearest to overflow; None without halves.
+        sampled: the sample of large matrices that was judged element by element; None if everything was.
+        closer: products that were judged more closely than by their bound; None without any.
+        done: class of checks (`checks.CHECKS`) → number of things that were checked in addition to those of `checked`;
+            0 if this rung has nothing of the class.
         skipped: classes of checks, or parts of them, that were not done, and why.
-        diagnosis: what explains the most important wrong call: of the model's own products before other shapes, and
-            these before limits.
+        diagnosis: the explanation of the most important wrong call; the model's own products come before other shapes,
+            and these before limits.
         other_diagnoses: the same for each other type of weights.
         heat_map: the output of the call that `diagnosis` explains.
-        fault: what broke the rung off (a crash of llama.cpp, for example), or None.
-        fault_culprit: who is at fault for that.
-        seconds: how long it took.
-        stages: stage of a call → seconds that were spent in it; see `support.stages`. They do not add up to `seconds`.
+        fault: the fault that broke the rung off (for example a crash of llama.cpp), or None.
+        fault_culprit: the culprit of that fault.
+        seconds: duration.
+        stages: stage of a call → seconds spent in it; see `support.stages`. They do not add up to `seconds`.
     """
 
     name: str
@@ -98,13 +98,13 @@ class RungResult(msgspec.Struct, kw_only=True):
     most_causes: ClassVar[int] = MAX_FAILURES
 
     def __bool__(self) -> bool:
-        """A rung is neither true nor false, since `if report.rung("layers"):` could ask for either of two things: say
-        `rung.passed`, or `rung is not None`. Raises TypeError."""
+        """A rung is neither true nor false, because `if report.rung("layers"):` is ambiguous: use `rung.passed` or
+        `rung is not None`. Raises TypeError."""
         raise TypeError("a RungResult is neither true nor false: ask for `passed`, or whether it `is not None`")
 
     @property
     def passed(self) -> bool:
-        """Whether it has checked something, and all that it should have, and found nothing wrong."""
+        """Whether it has checked something, and everything that it should have, and found nothing wrong."""
         return self.verdict == "passed"
 
     @property
@@ -118,7 +118,7 @@ class RungResult(msgspec.Struct, kw_only=True):
 
     @property
     def n_waived(self) -> int:
-        """How many of the failures a waiver covers."""
+        """Number of failures that a waiver covers."""
         return sum(self.waived.values())
 
     @property
@@ -128,7 +128,7 @@ class RungResult(msgspec.Struct, kw_only=True):
 
     @property
     def worst_utilisation(self) -> float | None:
-        """The largest of all sides, where NaN counts as infinite; None where no bound was judged."""
+        """The largest of all sides; NaN counts as infinite. None if no bound was judged."""
         values = [math.inf if math.isnan(w.utilisation) else w.utilisation for w in self.worst.values()]
         return max(values, default=None)
 
@@ -153,7 +153,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         return True
 
     def room(self, rank: int = OWN) -> int:
-        """How many more failures of calls of a rank it lists: they take the places of less important ones."""
+        """Number of further failures of calls of a rank that can be listed; they replace less important ones."""
         return max(0, MAX_FAILURES - sum(f.rank <= rank for f in self.failures))
 
     def _list(self, failure: Failure) -> None:
@@ -199,8 +199,8 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.not_checked[kind] = self.not_checked.get(kind, 0) + n
 
     def fail(self, failure: Failure, n: int = 1) -> None:
-        """Record a failure that stands for n of them; one of a cause that is recorded is only counted. What was not run
-        has not failed: it could not be checked."""
+        """Record a failure that stands for n of them; one of a cause that is recorded is only counted. A call that was
+        not made has not failed: it could not be checked."""
         if failure.culprit == "coverage":
             self.leave_products(failure.tensor or "the kernel", failure.cause or failure.what, failure.tensor, n)
             return
@@ -236,7 +236,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.unverified.append(left)
 
     def note(self, line: str, first: bool = False) -> None:
-        """Record what a reader should know, once; `first`, before others, where it says what was not looked for."""
+        """Record a note for the reader, once; `first`: before others, if it says that something was not searched."""
         if line not in self.notes:
             self.notes.insert(0 if first else len(self.notes), line)
 
@@ -255,11 +255,11 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.worst[side.name] = Worst(utilisation, where, score, side.of_kernel)
 
     def join(self, part: PartialResult) -> None:
-        """Record what a part of the work found, as if it had been recorded here, after what is recorded already. The
-        diagnosis and the map of a part are not taken: whoever joins decides which are kept."""
+        """Add the findings of a part of the work after those recorded here. The diagnosis and the map of a part are not
+        taken: the caller decides which are kept."""
         n = self.n_failures
         for failure in part.failures:
-            self._list(failure)  # what they count is in the part's own sums
+            self._list(failure)  # the part's own sums count them
         self.n_failures = n + part.n_failures
         for cause, n in part.same.items():
             if cause in self.same or len(self.same) < self.most_causes:
@@ -290,7 +290,7 @@ class RungResult(msgspec.Struct, kw_only=True):
             self.keep_closer(part.closer)
 
     def keep_sampled(self, sampled: Sampled) -> None:
-        """Add what was sampled of one more matrix."""
+        """Add the sample of one more matrix."""
         self.sampled = sampled if self.sampled is None else self.sampled.joined(sampled)
 
     def keep_closer(self, closer: Closer) -> None:
@@ -314,12 +314,11 @@ class RungResult(msgspec.Struct, kw_only=True):
 
 
 class PartialResult(RungResult, kw_only=True):
-    """What one part of a rung's work found, which begins with nothing recorded: see `RungResult.join`.
+    """The findings of one part of a rung's work: see `RungResult.join`.
 
     Args:
-        listed: failures of the model's own products that the rung lists already, as far as that is known: there is no
-            room for as many.
-        leading: the notes that stand before others.
+        listed: known number of failures of the model's own products that the rung lists already.
+        leading: the notes that come before others.
     """
 
     listed: int = 0
@@ -332,7 +331,7 @@ class PartialResult(RungResult, kw_only=True):
         return max(0, MAX_FAILURES - self.listed - sum(not f.cause and f.rank <= rank for f in self.failures))
 
     def _make_room(self) -> None:
-        """Nothing: whoever joins it does."""
+        """Nothing: the rung that it is joined to makes room."""
 
     def note(self, line: str, first: bool = False) -> None:
         """As `RungResult.note`."""

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks import ALONE
-from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..gguf.file import Tensor
@@ -232,6 +231,8 @@ def _one_tensor(
             column = np.ascontiguousarray(run.row_bytes(tensor)[sample.chunks[0], :size])
             part = np.ascontiguousarray(x[:, : fmt.unit])
             kernel = run.kernel.of(fmt, len(part), len(column), part.shape[1])
+            from ..diagnosis.experiments import Experiments
+
             tried = Experiments(kernel, fmt, run.semantics(fmt), column, part, run.options.threads)
             explain.add_fault(error, tried, Place(f"{KERNEL.name} on one block of K", tensor.name, name, error.call))
     if run.only is not None:

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..audit import Content, Examination, Readers, Reading, compare_readers, contents, coverage
+from ..audit.audit import coverage
+from ..audit.content import Content, contents
 from ..audit.elsewhere import runs_of
-from ..audit.readers import TIME_LIMIT
-from ..audit.readings import not_compared
+from ..audit.examination import Examination
+from ..audit.readers import TIME_LIMIT, Readers
+from ..audit.readings import Reading, not_compared
+from ..audit.readings import compare as compare_readers
 from ..gguf.consistency import check_consistency
 from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, may_be_matrix, where

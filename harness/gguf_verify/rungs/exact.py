@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..diagnosis.identify import definitions
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..gguf.file import Tensor
 from ..results.failures import Failure
@@ -208,6 +207,8 @@ class OracleDistance:
         takes, threads = semantics.encoding, self._run.options.threads
         values = semantics.values_of(x)
         theirs = self._llama(fmt)
+        from ..diagnosis.identify import definitions
+
         for definition in definitions(fmt):
             given = x if definition.encoding.format is takes.format and takes.quantizes else definition.bytes_of(values)
             name = definition.name + (" (llama.cpp)" if definition.name in theirs else "")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ..diagnosis.diagnose import Diagnosis
-from ..diagnosis.experiments import Experiments
 from ..diagnosis.localisation import Blame, along_k
 from ..diagnosis.observed import name_of
 from ..diagnosis.pattern import Map, pattern, utilisation
-from ..diagnosis.quantizer import diagnose_quantizer
-from ..diagnosis.replay import diagnose_kernel
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results.calls import LIMIT, OWN, Call
@@ -30,6 +27,9 @@ from ..semantics.sums import Product
 from ..support.arrays import get
 from ..support.errors import Culprit, KernelFault, KernelFinding
 from .judging import CHUNK_OUTPUTS
+
+if TYPE_CHECKING:
+    from ..diagnosis.experiments import Experiments
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -264,6 +264,8 @@ class Explanations:
         place, rank = wrong.place, OWN if wrong.place.call is None else wrong.place.call.rank
         if not self._tries(wrong.type, rank):
             return
+        from ..diagnosis.quantizer import diagnose_quantizer
+
         found = diagnose_quantizer(wrong.semantics, wrong.x, wrong.got, wrong.expected)
         located = LocatedDiagnosis(
             tensor=place.tensor, where=place.where, who=place.who, row=0, token=wrong.m, block=wrong.block,
@@ -318,6 +320,11 @@ class Explanations:
 
     def _diagnosis(self, call: WrongCall, found: _Wrong) -> LocatedDiagnosis | None:
         """The diagnosis of the output; None if nothing can be replayed."""
+        # The catalogue of faults is imported when an output is wrong: a start would take a tenth longer.
+        from ..diagnosis.diagnose import Diagnosis
+        from ..diagnosis.experiments import Experiments
+        from ..diagnosis.replay import diagnose_kernel
+
         range_found = _out_of_range(call, found.not_finite)
         of_range = () if range_found is None else range_found[1]
         words = (*pattern(found.bad), *along_k(call.blames))

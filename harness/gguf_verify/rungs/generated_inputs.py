@@ -10,7 +10,6 @@ import numpy.typing as npt
 from ..formats import ELEMENTS, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..semantics.definition import Semantics
-from ..semantics.terms_of_blocks import finite_scales
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -121,10 +120,10 @@ def held_by(
             others would be lost beside it, where halves are all that there is.
     """
     with np.errstate(all="ignore"):
-        held = finite_scales(semantics, fmt, blocks)
+        term = (semantics.inside or semantics).term
+        held = term.finite_scales(fmt, blocks)
         if semantics.range_of_halves(fmt):
-            term = (semantics.inside or semantics).term
-            ends = semantics.sums_in_halves(fmt) or term.steps or term.minima_apart  # where d·q alone may end as a half
+            ends = semantics.sums_in_halves(fmt) or term.in_parts  # where d·q alone may end as a half
             most = _LARGEST_HALF if alone and not ends else _LARGEST_WEIGHT
             held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= most
     return held

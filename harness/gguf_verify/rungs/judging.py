@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -219,7 +220,10 @@ def _record_wrong(result: RungResult, output: Output, judgement: Judgement) -> N
             blamed = output.blame(m, n)
             block = None if blamed is None else blamed.block
         raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
-        what = describe(got, expected, m, n, _reason(output, m, row))
+        fmt, values = tensor.type.weights, None if output.values is None else output.values[m]
+        assert fmt is not None
+        why = partial(overflow_reason, output.semantics, fmt, _weights(output, row), output.x[m], values)
+        what = describe(got, expected, m, n, why)
         place = where(tensor, row, m, block)
         if output.semantics.inside is not None and what == OUTSIDE:
             what += INSIDE
@@ -316,12 +320,6 @@ class _Blamed:
 def _weights(output: Output, row: int) -> Bytes:
     """The bytes of the weights of a row of outputs."""
     return row_of(output.tensor, row) if output.block is None else block_of_row(output.tensor, row, output.block)
-
-
-def _reason(output: Output, m: int, row: int) -> Callable[[], str | None]:
-    fmt, values = output.tensor.type.weights, None if output.values is None else output.values[m]
-    assert fmt is not None
-    return lambda: overflow_reason(output.semantics, fmt, _weights(output, row), output.x[m], values)
 
 
 def judge_whole(

@@ -99,6 +99,11 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
 
 
+def shapes_of(domain: Domain, unit: int, seed: int, brief: bool) -> list[tuple[int, int, int]]:
+    """(M, N, K) of the probe plan, each once."""
+    return list(dict.fromkeys((m, p.n, p.k) for p in plan(domain, unit, False, seed, brief) for m in p.tokens))
+
+
 @dataclass(frozen=True)
 class Huge:
     """A product of which only some thread blocks run.

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace as replace_fields
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..checks import ALONE, CHECKED, LAUNCHES
-from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
+from ..gguf.file import Tensor
 from ..gguf.matrices import label, matrix_of
 from ..hosts.choice import HOSTS
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
+from ..kernels.tasks import Task
 from ..results.calls import Call
 from ..results.failures import Failure
 from ..results.options import Options
@@ -36,6 +38,7 @@ from .run import Matrix, Run
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+AnyKernel = TypeVar("AnyKernel", Kernel, Task)
 
 
 #: Why something was skipped.
@@ -112,12 +115,8 @@ def check_schedules(
             kind = "checked" if schedule.checked else "order"
             if kind in failed or schedule in untried:
                 continue
-            under = kernel.under(schedule) if may_run(run, schedule) else None
+            under = offered(run, result, kernel, schedule, matrix.tensor)
             if under is None:
-                if run.options.sanitize and schedule.checked:  # it was asked for
-                    result.leave(kernel.name, not_done(run, schedule), matrix.tensor.name)
-                else:
-                    omit(result, schedule, f"kernel {kernel.name}: {not_done(run, schedule)}")
                 continue
             if schedule.checked and (blind := kernel.host.blind_to()) is not None:
                 result.note(f"kernel {kernel.name}: {blind}", first=True)
@@ -158,6 +157,8 @@ def check_schedules(
                 name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
                 where = f"{name}: at {m} tokens, N = {n}, K = {k}"
                 result.fail(Failure(f"{where}: {found}", matrix.tensor.name, matrix=number, call=this))
+                from ..diagnosis.experiments import Experiments
+
                 tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), rows, x, run.options.threads)
                 who = f"kernel under another schedule, M={m}, N={n}, K={k}"
                 explanations.add_fault(found, tried, Place(who, matrix.tensor.name, name, this))
@@ -219,11 +220,17 @@ def may_run(run: Run, schedule: Schedule) -> bool:
     return not schedule.checked or run.options.sanitize or HOSTS[run.kernel.host.name].emulated
 
 
-def not_done(run: Run, schedule: Schedule) -> str:
-    """The reason for a check that was not made, in words."""
-    if schedule.checked and not may_run(run, schedule):
-        return "--sanitize looks for them"
-    return "its host cannot do that"
+def offered(run: Run, result: RungResult, kernel: AnyKernel, schedule: Schedule, tensor: Tensor) -> AnyKernel | None:
+    """A kernel under a schedule; None if it is not run so, which is recorded."""
+    may = may_run(run, schedule)
+    under = kernel.under(schedule) if may else None
+    if under is None:
+        why = "its host cannot do that" if may else "--sanitize looks for them"
+        if run.options.sanitize and schedule.checked:  # it was requested
+            result.leave(kernel.name, why, tensor.name)
+        else:
+            omit(result, schedule, f"kernel {kernel.name}: {why}")
+    return under
 
 
 def not_tried(schedule: Schedule, why: NotTried) -> str:

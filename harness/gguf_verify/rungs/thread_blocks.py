@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ from ..hosts.memory import POISON
 from ..kernels.interface import Kernel
 from ..kernels.launches import Launched, Needs, SparseProduct, needed, possible_needs
 from ..support.errors import KernelFault
-from .huge_fused import widened
 
 Floats = npt.NDArray[np.float32]
 
@@ -174,3 +174,10 @@ def too_many(earlier: tuple[Launched, ...], needs: tuple[Needs, ...]) -> int:
     """The blocks of an earlier launch that one block needs, if they are too many; 0 if they are not."""
     counts = (len(needed(one.grid, of, (0, 0, 0))) for one, of in zip(earlier, needs, strict=True))
     return next((count for count in counts if count > _MOST_NEEDED), 0)
+
+
+def widened(values: npt.NDArray[Any]) -> Floats:
+    """Numbers of a type, bfloat16 as its bits, as float32."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(values, np.float32)

@@ -153,8 +153,8 @@ class Combinations:
 
     def _of(self, semantics: Semantics, screen: Screen) -> tuple[Array, Array | None]:
         term, fmt = semantics.term, self._fmt
-        offset = not term.of_values and term.integer_offset(fmt)
-        key = _Decoded(term.of_values, offset, term.half_scales(fmt), screen.has_second)
+        offset = term.offset(fmt) != 0
+        key = _Decoded(term.of_values, offset, term.rounded(fmt) == "scales", screen.has_second)
         if key in self._weights:
             return self._weights[key]
         unsigned = self._weights.get(replace(key, offset=False, minima=True)) if offset and not key.minima else None

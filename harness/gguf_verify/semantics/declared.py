@@ -9,15 +9,11 @@ from typing import Any, cast, get_args
 from ..support.near import nearest
 from .accumulation import IN_FLOAT32, accumulation_of
 from .definition import Output, Semantics, quantized_inside
-from .definitions import SEMANTICS
+from .definitions import ENCODINGS, SEMANTICS, TERMS
 from .encoding import Encoding
-from .encodings import ENCODINGS
-from .encodings.bfloat16 import BFLOAT16
-from .encodings.float16 import FLOAT16
+from .encodings.values import BFLOAT16, FLOAT16
 from .term import Term
-from .terms import TERMS
-from .terms.bfloat16_values import BFLOAT16_VALUES
-from .terms.half_values import HALF_VALUES
+from .terms.values import BFLOAT16_VALUES, HALF_VALUES
 
 _OF_BLOCKS = (
     Semantics(
@@ -154,7 +150,7 @@ def _accumulation_fault(semantics: Semantics) -> str | None:
             'accumulates "tensor" is of tensor cores that add floating-point products; those of codes add integers, '
             "which is exact: leave it out"
         )
-    if semantics.encoding.dtype == "float32" or semantics.term.weights == "float32" or semantics.term.minima_apart:
+    if "float32" in (semantics.encoding.dtype, semantics.term.weights):
         return (
             f"tensor cores multiply values of 16 bits, and {semantics.name} has float32: with accumulates "
             '"tensor" go semantics "f16" and "bf16", or their activations with another term of values'

@@ -141,7 +141,7 @@ class Semantics:
     def fused_in_half(self) -> bool:
         """Whether values are halves added in half, so that `__hfma` in ascending k has known bits."""
         halves = self.encoding.dtype == self.term.weights == self.accumulation.name == "float16"
-        return halves and not self.term.steps
+        return halves and self.term.order_known
 
     @property
     def declarable(self) -> bool:
@@ -162,7 +162,7 @@ class Semantics:
     def sums_in_halves(self, fmt: WeightFormat) -> bool:
         """Return whether a product, a sum or an output is a half, which ends at 65504."""
         inner = self.inside or self
-        if isinstance(fmt, BlockFormat) and inner.term.half_products(fmt):
+        if isinstance(fmt, BlockFormat) and inner.term.rounded(fmt) == "products":
             return True
         return "float16" in (self.output, inner.accumulation.name)
 
@@ -183,11 +183,8 @@ class Semantics:
 
         Raises ValueError if it needs an s and the encoding has none that fits.
         """
-        term, encoding = self.term, self.encoding
-        fmt = term.reads(fmt)
-        if not encoding.quantizes or term.integer_offset(fmt):
-            return False
-        needed = term.meets_sum(fmt) and (fmt.has_min or fmt.offset != 0)
+        encoding, needed = self.encoding, self.term.reads_sum(fmt)
+        fmt = self.term.reads(fmt)
         if needed and not encoding.values_per_sum:
             raise ValueError(f"{self.name} has no sum s, which {fmt.name} needs: the pair has no definition")
         if needed and encoding.values_per_sum != min(fmt.group, 32):
@@ -200,7 +197,7 @@ class Semantics:
 
 def quantized_inside(semantics: Semantics, takes: Encoding | None = None) -> Semantics:
     """Return the definition for kernels that take values (by default float32) and quantize them."""
-    from .encodings.float32 import FLOAT32
+    from .encodings.values import FLOAT32
 
     return replace(semantics, encoding=takes or FLOAT32, inside=semantics)
 

@@ -1,4 +1,4 @@
-"""The record of an encoding, the bytes of activations; one for each module of `encodings/`.
+"""The record of an encoding: how activations become bytes.
 
 An encoding is one half of a definition, the other is the `Term`. Either it quantizes: activations become codes q_a with
 scales d_a and, in some, sums s. Or it keeps values of a floating-point type.

@@ -48,7 +48,6 @@ from ..support.arrays import get
 from ..support.errors import KernelFault
 from ..support.stages import counted
 from ..support.threads import each
-from .accumulation import EXTRA_ROUNDINGS, Accumulation
 from .agreement import computed_on
 from .definition import Oracle, Semantics
 from .device import Device
@@ -58,7 +57,7 @@ from .narrow import stored
 from .order import Order
 from .sums import (
     Doubles,
-    Errors,
+    ErrorsOf,
     Floats,
     Lanes,
     LaneSpread,
@@ -66,22 +65,9 @@ from .sums import (
     Rows,
     concatenated,
     gamma,
-    partial_sums,
-    spread_of,
-    walk,
 )
-from .terms_of_blocks import Terms
-from .values import (
-    Activations,
-    apart_tile,
-    by_term,
-    held,
-    in_16_bits,
-    of_values,
-    term_values,
-    value_errors,
-    value_tile,
-)
+from .term import BlockTerm
+from .values import Activations, of_values, term_values
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -182,11 +168,11 @@ def unstored(
         return of_blocks.loosened(slack_of_sums(semantics.inside, fmt, w, values))
     if semantics.oracle is not None:
         return _own_product(semantics, fmt, w, x, threads)
-    term = semantics.term
-    tile = apart_tile if term.minima_apart else value_tile if term.of_values else _block_tile
+    term, accumulation = semantics.term, semantics.accumulation
+    semantics.uses_sum(fmt)  # raises ValueError if the activations have no such sum
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
-    prepared = Activations.of(semantics, x, term_values(fmt), nb)
+    prepared = Activations.of(semantics.encoding, x, term_values(fmt), nb)
     if device is not None:
         there = prepared.on(device)
         return computed_on(
@@ -195,31 +181,24 @@ def unstored(
             fmt,
             w,
             8 * m * nb,
-            lambda rows: tile(semantics, fmt, rows, there, order),
-            lambda rows: tile(semantics, fmt, rows, prepared, order),
+            lambda rows: term.product(accumulation, fmt, rows, there, order),
+            lambda rows: term.product(accumulation, fmt, rows, prepared, order),
         )
     step = _rows_of_tile(m * nb, n, threads)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
         with np.errstate(all="ignore"):
-            return tile(semantics, fmt, w[span], prepared, order)
+            return term.product(accumulation, fmt, w[span], prepared, order)
 
     whole = concatenated(each(one, spans, threads))
     columns = nb * term_values(fmt)
-    if semantics.accumulation.name == "float16" and not (term.of_values and in_16_bits(semantics)):
+    if term.has_errors(accumulation):
+        errors: ErrorsOf = lambda tokens, rows: term.errors(accumulation, fmt, w[rows], prepared.wide[tokens])  # noqa: E731
+        return replace(whole, errors=errors, columns=columns)
+    if accumulation.name == "float16" and term.splits:
         return replace(whole, errors=half_errors(semantics, fmt, w, x), columns=columns)
-    if not in_16_bits(semantics):
-        return whole
-
-    def errors(tokens: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> Errors:
-        return value_errors(semantics, fmt, w[rows], prepared.wide[tokens])
-
-    return replace(whole, errors=errors, columns=columns)
-
-
-def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
-    return _sum_of(Terms.of(semantics, fmt, w, x), semantics, fmt, x, order)
+    return whole
 
 
 def each_block(
@@ -238,18 +217,19 @@ def each_block(
 
     None if the definition's activations cannot be split into blocks, or if it rounds or fuses anything else.
     """
-    encoding, fmt = semantics.encoding.format, semantics.term.reads(fmt)
-    plain = semantics.plain and semantics.inside is None and semantics.oracle is None and not semantics.term.of_values
-    if not plain or encoding is None or encoding.block_size > fmt.unit:
+    encoding, term, fmt = semantics.encoding.format, semantics.term, semantics.term.reads(fmt)
+    plain = semantics.plain and semantics.inside is None and semantics.oracle is None
+    if not (plain and isinstance(term, BlockTerm)) or encoding is None or encoding.block_size > fmt.unit:
         return None
+    semantics.uses_sum(fmt)
     in_block, m, n = fmt.block_size // term_values(fmt), len(x), len(w)
     units = w.shape[1] // fmt.block_bytes
-    prepared = Activations.of(semantics, x, term_values(fmt), units * in_block)
+    prepared = Activations.of(semantics.encoding, x, term_values(fmt), units * in_block)
     of_parts = prepared.apart(units)
     step = _rows_of_tile(m * units * in_block, n, threads)
 
     def tile(rows: Bytes, x: Activations, of_parts: Activations) -> Product:
-        return _sum_of(Terms.of(semantics, fmt, rows, x).apart(units), semantics, fmt, of_parts, order)
+        return term.sum_of(term.read(fmt, rows, x).apart(units, of_parts), semantics.accumulation, order)
 
     def one(start: int) -> Product:
         with np.errstate(all="ignore"):
@@ -278,76 +258,6 @@ def _rows_of_tile(terms: int, n: int, threads: int) -> int:
     return max(least, min(whole, -(-n // threads)))
 
 
-def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order | None) -> Product:
-    accumulation = semantics.accumulation
-    nb, d, least, scale, second, codes = len(t.sums), t.d, t.least, t.scale, t.second, t.sizes
-    first = scale * t.sums
-    magnitude = np.abs(scale) * codes
-    lost = _lost(accumulation, scale, codes, d, x.d)
-    if second is not None and t.factor is None:
-        # A stored s is rounded by the definition, so |m·s| is its magnitude; the parts of a computed s may cancel.
-        magnitude += np.where(x.s_size == np.abs(x.s), np.abs(second), x.s_size * np.abs(least))
-    elif t.factor is not None:
-        codes = x.q_abs.sum(axis=-1, keepdims=True)
-        magnitude += np.abs(t.factor) * codes
-        lost = lost + _lost(accumulation, t.factor, codes, least, x.d)
-    result = None if order is None else t.in_order(semantics, fmt, x, order)
-    term = first if second is None else first + second
-    exact, carried = walk(term)
-    if second is not None:
-        carried += walk(first)[1] + walk(second)[1]
-    added = nb if second is None else 2 * nb
-    roundings = 1
-    if accumulation.by_value:
-        added, roundings = added + nb * (term_values(fmt) - 1), term_values(fmt)
-    size = magnitude.sum(axis=0)
-    lost = lost + (size > 0) * accumulation.flushed * (added + EXTRA_ROUNDINGS)
-    bound = accumulation.growth(added) * size + lost
-    partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
-    lanes = magnitude**2 / term_values(fmt)
-    spread = spread_of(term, carried, lanes, roundings, accumulation, partial)
-    made = Product(
-        exact, bound, spread + lost, result, scale=np.sqrt(lanes.sum(axis=0)), underflow=_underflow(accumulation, t)
-    )
-    return held(made, size, accumulation)
-
-
-def _underflow(accumulation: Accumulation, t: Terms) -> Doubles | float:
-    """Return the possible loss of block terms in half below the normal halves, [M, n].
-
-    It is η for each of two roundings of a term, and η of a scale below the normal numbers, times the block's integer
-    sum, with random signs.
-    """
-    if accumulation.name != "float16":
-        return 0.0
-    square: Doubles | float = 0.0
-    for scale, total in ((t.scale, t.sums), (t.factor, t.total)):
-        if scale is not None and total is not None:
-            square = square + (np.where(np.abs(scale) < accumulation.normal, total, 0.0) ** 2).sum(axis=0)
-    terms = len(t.sums) * (1 if t.second is None else 2)
-    lost: Doubles = accumulation.underflow * (2 * terms + np.sqrt(square))
-    return lost
-
-
-def _lost(accumulation: Accumulation, scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles) -> Doubles | float:
-    """Return the possible underflow loss of products of d_w, d_a and sums of codes, [M, n] from [nb, M, n].
-
-    In half a product of one scale and a sum of codes may underflow even if the product of both scales does not.
-    """
-    tiny = (scale != 0) & (codes > 0)
-    flushed = [(of != 0) & (np.abs(of) < accumulation.flushed) for of in (d_w, d_a)]
-    gone = (flushed[0] | flushed[1]) & np.isfinite(scale)
-    if accumulation.name != "float16":
-        tiny &= np.abs(scale) < accumulation.normal
-        if not (tiny.any() or gone.any()):
-            return 0.0
-    often = codes + np.abs(d_w) + np.abs(d_a) + 64
-    lost: Doubles = np.where(tiny, accumulation.underflow * often, 0.0).sum(axis=0)
-    if accumulation.flushed:
-        lost += np.where(tiny | gone, np.abs(scale) * codes, 0.0).sum(axis=0)
-    return lost
-
-
 def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> Doubles | float:
     """Return how far a kernel's own sums s may move the result, float64[M, N]; x are float32[M, K].
 
@@ -364,9 +274,7 @@ def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -
         apart[:, semantics.encoding.no_room(apart.shape[1])] = 0.0
         if not apart.any():
             return 0.0
-        least = by_term(fmt, fmt.minima(w.reshape(len(w), -1, fmt.block_bytes)))[:, 0]  # [nb, N]
-        if semantics.term.half_scales(fmt):
-            least = least.astype(np.float16).astype(np.float64)
+        least = semantics.term.scales(fmt, w.reshape(len(w), -1, fmt.block_bytes))[1][:, 0]  # [nb, N]
         return np.asarray(apart @ np.abs(np.nan_to_num(least)))
 
 

@@ -40,15 +40,14 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import SLICE, BlockFormat, ElementFormat, WeightFormat
+from ..formats import ElementFormat, WeightFormat
 from .accumulation import IN_FLOAT16, LANES_LIMIT, SCORE_LIMIT
 from .definition import Semantics
 from .elements import round_to
 from .half_sums import half_grid
 from .narrow import HALF
 from .sums import UNIT_ROUNDOFF, Doubles, Errors, ErrorsOf, Lanes, LaneSpread, Product, Rows
-from .terms_of_blocks import blocks_of, codes_of, scales_of
-from .values import Activations, term_values, weights_of
+from .values import Activations, by_slice, term_values
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -100,20 +99,20 @@ def with_lanes(p: Product, semantics: Semantics, fmt: WeightFormat, w: Bytes, x:
 
 def _rounds_sums_alone(semantics: Semantics) -> bool:
     inner = semantics.inside or semantics
-    term = inner.term
     in_float32 = inner.accumulation.independent and semantics.output == "float32" and semantics.epilogue is None
-    return in_float32 and not term.steps and term.weights in ("", "float32")
+    return in_float32 and inner.term.weights in ("", "float32")
 
 
 def lanes_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Lanes | None:
     """Return the spread by lane orders for weights uint8[N, row bytes] and activations uint8[M, row bytes].
 
     It is that of the product before any fused operation. None for sums in tensor cores, whose spread already holds the
-    running error, and for an author's oracle, which does not say what is added.
+    running error, and for a term, or an author's oracle, that does not say what is added.
     """
-    accumulation = (semantics.inside or semantics).accumulation
-    in_half = accumulation.name == "float16"
-    if semantics.oracle is not None or not (accumulation.independent or in_half):
+    inner = semantics.inside or semantics
+    in_half = inner.accumulation.name == "float16"
+    added = semantics.oracle is None and (inner.term.splits or isinstance(fmt, ElementFormat))
+    if not added or not (inner.accumulation.independent or in_half):
         return None
     k = _columns(fmt, w)
 
@@ -192,51 +191,15 @@ def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> It
     """Yield the parts of outputs, each of a row of weights and its own activations, uint8[E, row bytes] each."""
     if isinstance(fmt, ElementFormat):
         a = round_to(fmt.name, np.ascontiguousarray(x).view(np.float32)).astype(np.float64)
-        yield _Parts((_by_slice(a * fmt.decode(w).astype(np.float64)),), True)
+        yield _Parts((by_slice(a * fmt.decode(w).astype(np.float64)),), True)
         return
     inner, taken = semantics, x
     if semantics.inside is not None:
         inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
     values = term_values(fmt)
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
-    made = Activations.of(inner, taken, values, nb)
-    yield _of_values(inner, fmt, w, made) if inner.term.of_values else _of_blocks(inner, fmt, w, made)
-
-
-def _by_slice(products: Doubles) -> Doubles:
-    """Reshape [E, K] to [slices, 32, E], padded with zeros."""
-    filled = np.pad(products, ((0, 0), (0, -products.shape[1] % SLICE)))
-    return filled.reshape(len(products), -1, SLICE).transpose(1, 2, 0)
-
-
-def _of_values(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations) -> _Parts:
-    if not semantics.term.minima_apart:
-        return _Parts((_by_slice(x.wide * weights_of(semantics.term, fmt, w)[0]),), True)
-    blocks = w.reshape(len(w), -1, fmt.block_bytes)
-    d, least = (
-        np.repeat(of(blocks).astype(np.float64).reshape(len(w), -1), fmt.group, axis=1)
-        for of in (fmt.scales, fmt.minima)
-    )
-    codes = fmt.codes(blocks).astype(np.float64).reshape(len(w), -1)
-    return _Parts((_by_slice(d * codes * x.wide), _by_slice(least * x.wide)), True)
-
-
-def _of_blocks(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations) -> _Parts:
-    traits, values = semantics.term, term_values(fmt)
-    blocks = blocks_of(fmt, w)
-    q = codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0).astype(np.float64)
-    d, least = scales_of(semantics, fmt, blocks)  # [nb, 1, E]
-    q_a, d_a, s = (of.transpose(0, 2, 1) for of in (x.q.astype(np.float64), x.d, x.s))
-    scale = HALF.rounded(d_a * d) if traits.half_products(fmt) else d_a * d
-    first, each_value, integers = scale * q_a * q, semantics.accumulation.by_value, (q_a * q).sum(axis=1)
-    if semantics.uses_sum(fmt):
-        return _Parts((first, np.broadcast_to(least * s / values, first.shape)), each_value, integers)
-    if fmt.has_min:
-        return _Parts((first, least * d_a * q_a), each_value, np.hypot(integers, q_a.sum(axis=1)))
-    if traits.zero_apart and fmt.zero:
-        zero = fmt.zero * scale * q_a
-        return _Parts((first + zero, -zero), each_value, np.hypot(integers, fmt.zero * q_a.sum(axis=1)))
-    return _Parts((first,), each_value, integers)
+    parts, integers = inner.term.addends(fmt, w, Activations.of(inner.encoding, taken, values, nb))
+    yield _Parts(parts, inner.term.of_values or inner.accumulation.by_value, integers)
 
 
 def _widest(of: _Parts) -> LaneSpread:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import QK, BlockFormat, ElementFormat, WeightFormat
+from ..support.arrays import widened
 from .activations import blocks_of, butterfly_sum, largest
 from .definition import Semantics
 from .elements import round_to
@@ -113,14 +114,13 @@ def _of_weights(semantics: Semantics, fmt: BlockFormat, w: Bytes) -> RangeProble
         words = f"the scale or minimum of weight block {at} is not finite"
         return RangeProblem("weight scale", at, value, LARGEST_HALF, "file", words)
     definition = semantics.inside or semantics
-    if definition.term.half_scales(fmt):
-        for what, numbers in (("scale", fmt.scales(blocks)), ("minimum", fmt.minima(blocks))):
-            bad = np.asarray(~np.isfinite(numbers.astype(np.float16)).all(axis=-1))
-            if bad.any():
-                at = int(np.argmax(bad))
-                value = float(numbers[at][np.argmax(np.abs(numbers[at]))])
-                words = f"a {what} of weight block {at} overflows here: {_of_half(value)}"
-                return RangeProblem("weight scale", at, value, LARGEST_HALF, "definition", words)
+    for what, numbers in (("scale", fmt.scales(blocks)), ("minimum", fmt.minima(blocks))):
+        bad = np.asarray(~np.isfinite(definition.term.round_scales(fmt, widened(numbers))).all(axis=-1))
+        if bad.any():
+            at = int(np.argmax(bad))
+            value = float(numbers[at][np.argmax(np.abs(numbers[at]))])
+            words = f"a {what} of weight block {at} overflows here: {_of_half(value)}"
+            return RangeProblem("weight scale", at, value, LARGEST_HALF, "definition", words)
     narrow = NARROW.get(definition.term.weights)
     if narrow is not None:
         values = fmt.decode(blocks)
@@ -191,7 +191,7 @@ def _meant(encoding: Encoding, x: Bytes, name: str, at: int, values: Floats | No
 def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
     """Check the products of scales that the definition rounds to half."""
     encoding = semantics.encoding
-    if not semantics.term.half_products(fmt) or fmt.block_size != encoding.values_per_scale:
+    if semantics.term.is_bilinear(fmt) or fmt.block_size != encoding.values_per_scale:
         return None
     blocks = w.reshape(-1, fmt.block_bytes)
     if x.size != encoding.row_bytes(len(blocks) * fmt.block_size):  # a product of other columns than the row's
@@ -203,7 +203,7 @@ def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> 
         factors.append((fmt.minima(blocks)[..., 0], sums[0], "m_w·s"))
     for of_weights, of_activations, words in factors:
         made = of_weights.astype(np.float64) * of_activations.astype(np.float64)
-        bad = ~np.isfinite(made.astype(np.float16))
+        bad = ~np.isfinite(semantics.term.round_products(fmt, made))
         if bad.any():
             at = int(np.argmax(bad))
             value = float(made[at])

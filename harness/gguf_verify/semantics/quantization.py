@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from ..formats.c_arithmetic import to_half
 from .activations import Bytes, Floats
+from .definitions import ENCODINGS
 from .encoding import Encoding
-from .encodings import ENCODINGS
 from .fast_math import WINDOW
 from .sums import gamma
 

@@ -61,7 +61,7 @@ def _exact(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: 
         own = semantics.oracle.activations(x)
         return np.concatenate([own @ v.T for v in own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
     term, fmt = semantics.term, semantics.term.reads(fmt)
-    if term.minima_apart if term.of_values else term.half_products(fmt):  # it rounds inside an element
+    if not term.is_bilinear(fmt):
         return unstored(semantics, fmt, w, x, None, threads).exact
     plain = replace(semantics, accumulation=IN_FLOAT32, output="float32")
     with np.errstate(all="ignore"):

@@ -50,8 +50,10 @@ from .lanes import with_lanes
 from .order import Order
 from .placed import Placed
 from .sums import Doubles, Floats, Product, concatenated
-from .terms_of_blocks import blocks_of, codes_of, in_order, scales_of
-from .values import Activations, term_values, values_in_order, weights_of
+from .term import blocks_of
+from .terms.codes import CodeTerm
+from .terms.values import ValueTerm
+from .values import Activations, term_values
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -154,8 +156,12 @@ def _made_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -
     inner, taken, nb = semantics, x, _terms(fmt, row_bytes)
     if semantics.inside is not None:
         inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
-    of, fmt = _OfValues if inner.term.of_values else _OfBlocks, inner.term.reads(fmt)
-    return of(inner, fmt, Activations.of(inner, taken, term_values(fmt), nb), nb)
+    fmt = inner.term.reads(fmt)
+    prepared = Activations.of(inner.encoding, taken, term_values(fmt), nb)
+    if isinstance(inner.term, ValueTerm):
+        return _OfValues(inner.term, fmt, prepared, nb)
+    assert isinstance(inner.term, CodeTerm)
+    return _OfBlocks(inner.term, fmt, prepared, nb, inner.uses_sum(fmt))
 
 
 def _terms(fmt: BlockFormat, row_bytes: int) -> int:
@@ -165,12 +171,8 @@ def _terms(fmt: BlockFormat, row_bytes: int) -> int:
 def bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
     """Return whether the product is one of matrices, and its spread that of float32 sums."""
     inner = semantics.inside or semantics
-    term = inner.term
-    if semantics.oracle is not None or not semantics.plain or not inner.plain:
-        return False
-    if term.of_values:
-        return term.weights == "float32" and not term.minima_apart
-    return not term.half_products(fmt)
+    plain = semantics.oracle is None and semantics.plain and inner.plain
+    return plain and inner.term.weights in ("", "float32") and inner.term.is_bilinear(fmt)
 
 
 class _OfBlocks:
@@ -184,13 +186,13 @@ class _OfBlocks:
     #: A device, and the copy of the screen there.
     placed: tuple[Device, Any] | None = None
 
-    def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
-        self._semantics, self._fmt, self.x, self.nb = semantics, fmt, x, nb
-        self._values, self.has_second = term_values(fmt), semantics.uses_sum(fmt) or fmt.has_min
+    def __init__(self, term: CodeTerm, fmt: BlockFormat, x: Activations, nb: int, uses_sum: bool) -> None:
+        self._term, self._fmt, self.x, self.nb = term, fmt, x, nb
+        self._values, self.has_second = term_values(fmt), uses_sum or fmt.has_min
         by_token = x.q.transpose(1, 0, 2) * x.d.transpose(1, 0, 2)
         self.a = by_token.reshape(len(by_token), -1)
         self.s = self._s_abs = np.zeros((len(self.a), 0))
-        if semantics.uses_sum(fmt):
+        if uses_sum:
             self.s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
         elif self.has_second:
             self.s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
@@ -216,8 +218,8 @@ class _OfBlocks:
     def _decoded(self, w: Bytes | Placed) -> tuple[Doubles, Doubles, Doubles]:
         """Return the weights float64[n, nb, 32 or 16], the scales and the minima float64[n, nb]."""
         blocks = blocks_of(self._fmt, w)
-        q = codes_of(self._semantics, self._fmt, blocks).reshape(len(w), self.nb, self._values)
-        d, least = (of[:, 0].T for of in scales_of(self._semantics, self._fmt, blocks))
+        q = self._term.codes(self._fmt, blocks).reshape(len(w), self.nb, self._values)
+        d, least = (of[:, 0].T for of in self._term.scales(self._fmt, blocks))
         return q * d[..., None], d, least
 
     def exact(self, w: Bytes | Placed) -> Doubles:
@@ -228,11 +230,11 @@ class _OfBlocks:
 
     def product(self, w: Bytes | Placed) -> Product:
         """Return the product of weights uint8[n, row bytes]."""
-        fmt, nb, traits = self._fmt, self.nb, self._semantics.term
+        nb, zero = self.nb, self._term.zero(self._fmt)
         weights, d, least = self._decoded(w)
         size = np.abs(weights)
-        if traits.zero_apart and fmt.zero:
-            size += 2 * fmt.zero * np.abs(d)[..., None]
+        if zero:
+            size += 2 * zero * np.abs(d)[..., None]
         first = self.a @ weights.reshape(len(w), -1).T
         total = self._a_abs @ size.reshape(len(w), -1).T
         exact, carried, added = first, first**2, nb
@@ -256,8 +258,8 @@ class _OfValues:
     #: A device, and the copy of the screen there.
     placed: tuple[Device, Any] | None = None
 
-    def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
-        self._semantics, self._fmt, self.x, self.nb = semantics, fmt, x, nb
+    def __init__(self, term: ValueTerm, fmt: BlockFormat, x: Activations, nb: int) -> None:
+        self._term, self._fmt, self.x, self.nb = term, fmt, x, nb
         self.a = x.wide
         self.s = np.zeros((len(self.a), 0))
         self._later = self.a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
@@ -278,7 +280,7 @@ class _OfValues:
     def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
         """Decode rows uint8[n, row bytes] to the factors of `a`, float64[n, K]."""
         assert not isinstance(w, Placed)
-        return weights_of(self._semantics.term, self._fmt, w)[0], None
+        return self._term.values(self._fmt, w)[0], None
 
     def exact(self, w: Bytes | Placed) -> Doubles:
         """Return only the exact products of weights uint8[n, row bytes], float64[M, n]."""
@@ -288,7 +290,7 @@ class _OfValues:
     def product(self, w: Bytes | Placed) -> Product:
         """Return the product of weights uint8[n, row bytes]."""
         assert not isinstance(w, Placed)
-        weights, _ = weights_of(self._semantics.term, self._fmt, w)
+        weights, _ = self._term.values(self._fmt, w)
         exact, total = self.a @ weights.T, self._a_abs @ np.abs(weights).T
         lanes = self._later @ (weights**2).T
         k = self.a.shape[1]
@@ -334,17 +336,19 @@ def _lowered(
 
 def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Activations, order: Order) -> Floats:
     """Return the bits of a declared order, float32[M, n]."""
-    if semantics.term.of_values:
+    term = semantics.term
+    if isinstance(term, ValueTerm):
         assert not isinstance(w, Placed)
-        return values_in_order(semantics, fmt, w, x, order)
+        return term.bits(semantics.accumulation, fmt, w, x, order)
+    assert isinstance(term, CodeTerm)
     values, blocks = term_values(fmt), blocks_of(fmt, w)
-    q = contiguous(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
+    q = contiguous(term.codes(fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
 
     def sums(part: slice) -> Doubles:
         integers: Floats = np.matmul(x.q[part], q[part])  # below 2^24
         return integers.astype(np.float64)
 
-    return in_order(semantics, fmt, scales_of(semantics, fmt, blocks), x, order, sums)
+    return term.bits(fmt, term.scales(fmt, blocks), x, order, sums)
 
 
 def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:

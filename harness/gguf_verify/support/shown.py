@@ -15,12 +15,12 @@ from .errors import VerificationError
 from .registry import members
 
 #: The package whose modules define a `View` each.
-_VIEWS = "gguf_verify.report.views"
+_VIEWS = "gguf_verify.report.digests"
 
 
 @dataclass(frozen=True)
 class View:
-    """The presentation of a class of results; each module of `gguf_verify.report.views` defines one such record.
+    """The presentation of a class of results; a module of `gguf_verify.report.digests` defines each.
 
     Args:
         shows: the class.

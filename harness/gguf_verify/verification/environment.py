@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +57,8 @@ def unknown_environment(
 
 
 def _versions(of_llama: Mapping[str, str]) -> Versions:
+    from importlib import metadata  # slow to import
+
     return Versions(
         gguf_verify=project_version(), python=platform.python_version(), numpy=np.__version__,
         gguf=metadata.version("gguf"), llama_cpp_python=of_llama["llama_cpp_python"],

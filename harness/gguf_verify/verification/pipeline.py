@@ -20,7 +20,7 @@ the layers rung makes these stops, in this order:
 12. `rungs.exact.ExactProducts.product` computes the exact product of these rows, and its bound: a `Product`.
 13. `rungs.judging.judge_output` records how an `Output` compares with it.
 14. `semantics.gates.judge` compares them.
-15. `rungs.layers.merge.Merge.add` joins the `GemmFound` to the rung's result, in the plan's order.
+15. `rungs.layers.rung.Merge.add` joins the `GemmFound` to the rung's result, in the plan's order.
 
 Progress and early failures are events, which `verification` yields.
 """
@@ -49,7 +49,6 @@ from ..results.products import DrawnData
 from ..results.report import Report
 from ..rungs import RUNGS, Run, rungs_for
 from ..rungs.budget import Budget
-from ..rungs.compiling import compile_ahead, scanners_ahead, steps_ahead
 from ..rungs.drawn import Drawn, DrawnRun
 from ..rungs.opening import AnyKernel, Further, Request, open_run
 from ..support.errors import signal_of
@@ -58,6 +57,7 @@ from ..waivers import apply, read_waivers, refuse_everything
 from ..waivers import today as current_day
 from .cases import check_folder
 from .climb import Climbed, Event, Reported, climb
+from .compiling import compile_ahead, scanners_ahead, steps_ahead
 from .environment import completed, environment_of, unknown_environment
 from .refusals import check_request, rungs_of
 

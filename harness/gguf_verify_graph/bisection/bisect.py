@@ -21,9 +21,8 @@ from gguf_verify.support.text import printable
 from gguf_verify.support.version import project_version
 from gguf_verify_nightly.machine import code_hash
 
-from .candidates import Candidate, between, is_version, named
+from .candidates import Candidate, between, is_version, named, versions_on_index
 from .graphs import differences, listed
-from .index import versions_on_index
 from .kernel_runs import PACKAGE, KernelRuns
 from .runs import Runner, Runs
 from .search import most_runs, search

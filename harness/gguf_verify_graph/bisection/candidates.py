@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_verify.llama.builds import Build, find
+from gguf_verify.processes.commands import Processes
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.files import open_regular
 from gguf_verify.support.near import nearest
@@ -17,6 +20,9 @@ from gguf_verify.support.text import printable
 
 #: A version as pip writes it. A name that could also be a path is a version unless it contains a "/".
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z]+\d*)?([.+-]\w+)*")
+
+#: Time limit for the index's answer, in seconds.
+_INDEX_LIMIT = 120.0
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,16 @@ def listed(text: str) -> list[str]:
         if words.strip() == "Available versions":
             return [v for v in reversed([part.strip() for part in rest.split(",")]) if is_version(v)]
     return []
+
+
+def versions_on_index(processes: Processes, package: str) -> list[str]:
+    """Return all versions that pip finds, oldest first. Raises EnvironmentFault."""
+    command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "index", "versions", package]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        ended = processes.run(command, _INDEX_LIMIT, log=log)
+        found = listed(log.read_text(errors="replace")) if log.is_file() else []
+    if ended.exit_code != 0 or not found:
+        why = printable(ended.last_line, 300) or "it did not answer"
+        raise EnvironmentFault(f"`pip index versions` lists no {package} ({why}): list the builds by --among")
+    return found

@@ -10,7 +10,7 @@ from gguf_verify_nightly.config import Variant
 from gguf_verify_nightly.environments import Environments, Interpreter
 from gguf_verify_nightly.requirements import LLAMA_PACKAGE
 
-from .index import versions_on_index
+from .candidates import versions_on_index
 
 
 class Versions:
@@ -34,12 +34,12 @@ class Versions:
         variant = _variant(version)
         log = self._environments.log(variant)
 
-        def told() -> None:
+        def announce() -> None:
             say(
                 f"installing {LLAMA_PACKAGE} {version}, which takes some minutes to compile; log: {printable(str(log))}"
             )
 
-        return self._environments.ready(variant, told)
+        return self._environments.ready(variant, announce)
 
     def all(self) -> list[str]:
         """Return the versions on the package index, oldest first. Raises EnvironmentFault."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguf_verify.llama.node import Doubles, NoDefinition
+from gguf_verify.llama.node import Doubles, demand
 from gguf_verify.semantics.lanes import variance
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
@@ -88,10 +88,14 @@ _BACKENDS = {
 }  # fmt: skip
 
 
+def near_overflow(values: Doubles, limit: float = 2.0**127) -> bool:
+    """Return whether a finite value is so large that a partial sum may have overflowed on the way to it."""
+    return bool(((np.abs(values) >= limit) & np.isfinite(values)).any())
+
+
 def arithmetic(backend: str) -> Arithmetic:
     """Return the arithmetic of a backend by ggml's name. Raises NoDefinition for an unknown one."""
-    if backend not in _BACKENDS:
-        raise NoDefinition(f"the arithmetic of the backend {backend}")
+    demand(backend in _BACKENDS, f"the arithmetic of the backend {backend}")
     return _BACKENDS[backend]
 
 

@@ -22,11 +22,10 @@ import numpy as np
 
 from gguf_verify.llama.node import F16, F32, Array, Doubles, Node, Operand, demand, parameters
 
-from ._taps import Axis, Slices, taps
 from .arithmetic import arithmetic, summed
-from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .im2col import Axis, Slices, taps
+from .judging import Judged, Operation, within
+from .random_inputs import floats
 
 #: Operations that Vulkan computes as products of matrices.
 _BY_MATRICES = ("CONV_2D", "CONV_3D", "CONV_TRANSPOSE_2D")

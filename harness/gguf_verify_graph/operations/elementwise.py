@@ -15,22 +15,31 @@ vulkan-shaders/unary.comp, scale.comp, add1.comp, add_id.comp; llama.cpp v0.5.0)
             for SCALE u·|s·x| + u·|o|, which a fused product and sum never exceeds; 0 for CLAMP
 
 A clamp with m > M has no definition, since backends disagree on which of them applies; nor has ADD1 to blocks.
+
+Element-wise operations on two tensors: ADD, SUB, MUL, DIV.
+
+    y[i] = x[i] ∘ z[i mod ne]        the second operand is repeated to the shape of the first
+
+Half sources are widened to float32, the result is rounded once to float32, and once to the output's type
+(ggml-cpu/binary-ops.cpp, ggml-cuda/binbcast.cu, vulkan-shaders/add.comp and others; llama.cpp v0.5.0).
+
+    bound   u·|o|, u = 2^-24; for a division the backend's ulps; below the normal numbers the error of flushing
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
-from gguf_verify.llama.node import BF16, F16, F32, I32, Array, Doubles, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import BF16, F16, F32, I32, Array, Doubles, Node, NoDefinition, Operand, demand, parameters
 
-from .drawing import SIZES, floats
+from .arithmetic import ULP, arithmetic
 from .functions import Function, judge_function, same_shape
 from .intervals import Interval, Steps, enclosed, point, where
-from .judging import Judged
-from .operation import Operation
-from .unary import turning, typed
+from .judging import Judged, Operation, in_range, within
+from .random_inputs import SIZES, floats, turning, typed
 
 
 def _sqr(s: Steps, x: Interval) -> Interval:
@@ -65,8 +74,7 @@ def _scale(node: Node) -> Judged:
 
 def _clamp(node: Node) -> Judged:
     least, most = node.number(0), node.number(1)
-    if not least <= most:
-        raise NoDefinition(f"CLAMP between {least} and {most}")
+    demand(least <= most, f"CLAMP between {least} and {most}")
 
     def exact(x: Doubles) -> Doubles:
         # the maximum for NaN, as x < M ? x : M gives
@@ -89,8 +97,7 @@ def _leaky_relu(node: Node) -> Judged:
 
 def _add1(node: Node) -> Judged:
     added = node.source(1)
-    if added.ne != (1, 1, 1, 1) or added.type_id not in (F32, F16, BF16):
-        raise NoDefinition(f"ADD1 of {added.type} {added.ne}")
+    demand(added.ne == (1, 1, 1, 1) and added.type_id in (F32, F16, BF16), f"ADD1 of {added.type} {added.ne}")
     z = float(added.values[0, 0, 0, 0])
     return judge_function(node, Function(lambda x: x + z, lambda s, x: s.add(x, s.source(np.asarray(z)))))
 
@@ -111,23 +118,18 @@ def _add_id(node: Node) -> Judged:
     return enclosed(node, "f32", follow, x, rows.data[0, 0][named])
 
 
-Draw = Callable[[np.random.Generator], Iterator[Node]]
-
-
-def _draw(op: str, types: tuple[int, ...], *sets: tuple[float, ...]) -> Draw:
-    """Return a function that yields random nodes. Args: sets: sets of parameters."""
-
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        for each in sets or ((),):
-            for shape in SIZES:
-                for type_id in types if shape == SIZES[2] else (F32,):
-                    x = typed(_within_domain(op, turning(rng, shape)), type_id)
-                    yield Node(op, (x,), Operand.blank(type_id, *shape), parameters(*each))
-        if op in _FUNCTIONS:
-            x = Operand.of(_within_domain(op, floats(rng, (2, 5, 3, 32)))).permuted(0, 2, 1, 3)
-            yield Node(op, (x,), Operand.blank(F32, *x.shape))
-
-    return draw
+def _draw_function(
+    op: str, types: tuple[int, ...], sets: Sequence[tuple[float, ...]], rng: np.random.Generator
+) -> Iterator[Node]:
+    """Yield random nodes. Args: sets: sets of parameters."""
+    for each in sets:
+        for shape in SIZES:
+            for type_id in types if shape == SIZES[2] else (F32,):
+                x = typed(_within_domain(op, turning(rng, shape)), type_id)
+                yield Node(op, (x,), Operand.blank(type_id, *shape), parameters(*each))
+    if op in _FUNCTIONS:
+        x = Operand.of(_within_domain(op, floats(rng, (2, 5, 3, 32)))).permuted(0, 2, 1, 3)
+        yield Node(op, (x,), Operand.blank(F32, *x.shape))
 
 
 def _within_domain(op: str, x: Array) -> Array:
@@ -155,29 +157,88 @@ def _draw_add_id(rng: np.random.Generator) -> Iterator[Node]:
         yield Node("ADD_ID", (x, Operand.of(rows), Operand.of(ids)), Operand.blank(F32, 1, tokens, used, n))
 
 
+def _judge_binary(of: Callable[[Doubles, Doubles], Doubles], node: Node) -> Judged:
+    x, z, a = node.source(0).values, node.source(1).values, arithmetic(node.backend)
+    times = [whole // part if part else 0 for whole, part in zip(x.shape, z.shape, strict=True)]
+    ulps = a.division if node.op == "DIV" else 0.5
+    with np.errstate(all="ignore"):
+        exact = in_range(of(x, np.tile(z, times)))
+        bound = ulps * ULP * np.abs(exact) + a.tiny
+    return within(node, "f32", exact, bound)
+
+
+def _draw_binary(op: str, rng: np.random.Generator) -> Iterator[Node]:
+    for shape in SIZES:
+        x = Operand.of(floats(rng, shape))
+        for other in (shape, (1, 1, 1, shape[3]), (1, 1, shape[2], shape[3]), (1, 1, 1, 1), (1, shape[1], 1, 1)):
+            yield Node(op, (x, Operand.of(_divisor(op, floats(rng, other)))), Operand.blank(F32, *shape))
+    half = Operand.of(floats(rng, (2, 3, 5, 33)).astype(np.float16))
+    for z in (half, Operand.of(_divisor(op, floats(rng, (1, 1, 5, 33))))):
+        yield Node(op, (half, z), Operand.blank(F16, 2, 3, 5, 33))
+    turned = Operand.of(floats(rng, (2, 5, 3, 32))).permuted(0, 2, 1, 3)
+    yield Node(op, (turned, Operand.of(floats(rng, (1, 1, 1, 32)))), Operand.blank(F32, *turned.shape))
+
+
+def _divisor(op: str, values: Array) -> Array:
+    return np.where(np.abs(values) < 2.0**-100, np.float32(1), values) if op == "DIV" else values
+
+
 _ALL = (F32, F16, BF16)
-SQR = Operation(op="SQR", title="x²", judge=_judge_function, draw=_draw("SQR", _ALL))
-SQRT = Operation(op="SQRT", title="√x", judge=_judge_function, draw=_draw("SQRT", _ALL))
-LOG = Operation(op="LOG", title="ln x", judge=_judge_function, draw=_draw("LOG", _ALL))
-SIN = Operation(op="SIN", title="sin x", judge=_judge_function, draw=_draw("SIN", _ALL))
-COS = Operation(op="COS", title="cos x", judge=_judge_function, draw=_draw("COS", _ALL))
+SQR = Operation(op="SQR", title="x²", judge=_judge_function, draw=partial(_draw_function, "SQR", _ALL, ((),)))
+SQRT = Operation(op="SQRT", title="√x", judge=_judge_function, draw=partial(_draw_function, "SQRT", _ALL, ((),)))
+LOG = Operation(op="LOG", title="ln x", judge=_judge_function, draw=partial(_draw_function, "LOG", _ALL, ((),)))
+SIN = Operation(op="SIN", title="sin x", judge=_judge_function, draw=partial(_draw_function, "SIN", _ALL, ((),)))
+COS = Operation(op="COS", title="cos x", judge=_judge_function, draw=partial(_draw_function, "COS", _ALL, ((),)))
 SCALE = Operation(
     op="SCALE",
     title="s·x + b",
     judge=_scale,
-    draw=_draw("SCALE", (F32, BF16), (0.088388346, 0.0), (-1.7, 0.3), (0.0, 2.5), (1.0, -1.0)),
+    draw=partial(
+        _draw_function,
+        "SCALE",
+        (F32, BF16),
+        (
+            (0.088388346, 0.0),
+            (-1.7, 0.3),
+            (0.0, 2.5),
+            (1.0, -1.0),
+        ),
+    ),
 )
 CLAMP = Operation(
     op="CLAMP",
     title="max(min(x, M), m)",
     judge=_clamp,
-    draw=_draw("CLAMP", (F32, F16), (-1.0, 1.5), (0.3, 0.3), (-np.inf, 0.7), (0.123456, np.inf)),
+    draw=partial(
+        _draw_function,
+        "CLAMP",
+        (F32, F16),
+        (
+            (-1.0, 1.5),
+            (0.3, 0.3),
+            (-np.inf, 0.7),
+            (0.123456, np.inf),
+        ),
+    ),
 )
 LEAKY_RELU = Operation(
     op="LEAKY_RELU",
     title="x, or s·x below 0",
     judge=_leaky_relu,
-    draw=_draw("LEAKY_RELU", (F32, F16), (0.1,), (-0.7,), (0.0,)),
+    draw=partial(
+        _draw_function,
+        "LEAKY_RELU",
+        (F32, F16),
+        (
+            (0.1,),
+            (-0.7,),
+            (0.0,),
+        ),
+    ),
 )
 ADD1 = Operation(op="ADD1", title="x + one number", judge=_add1, draw=_draw_add1)
 ADD_ID = Operation(op="ADD_ID", title="x + rows by index", judge=_add_id, draw=_draw_add_id)
+ADD = Operation(op="ADD", title="x + z", judge=partial(_judge_binary, np.add), draw=partial(_draw_binary, "ADD"))
+SUB = Operation(op="SUB", title="x - z", judge=partial(_judge_binary, np.subtract), draw=partial(_draw_binary, "SUB"))
+MUL = Operation(op="MUL", title="x · z", judge=partial(_judge_binary, np.multiply), draw=partial(_draw_binary, "MUL"))
+DIV = Operation(op="DIV", title="x / z", judge=partial(_judge_binary, np.divide), draw=partial(_draw_binary, "DIV"))

@@ -1,6 +1,6 @@
 """FLASH_ATTN_EXT: attention of queries over keys and values in one node, as llama.cpp's CPU backend computes it.
 
-`_attention_on_vulkan` and `_attention_on_cuda` cover other backends.
+`attention_paths` covers other backends.
 
     s[t] = scale·(q·k[t])        or c·tanh(scale/c·(q·k[t])) with c = logit_softcap        plus slope·mask[t]
     y    = Σ_t exp(s[t] - M)·v[t] / (Σ_t exp(s[t] - M) + exp(sink - M))
@@ -20,31 +20,31 @@ The score's product is K's product of `semantics`; b and g are its bound and spr
     δ[t]    |scale|·b + u·(|scale·q·k|, twice with a soft cap) + (tanh's ulps, its slope) + u·(|slope·mask| + |s|)
             + the slope's error + u·|s[t] - M| + the exponential's error; its spread likewise, with g and u/√3
     bound   Σ_t p[t]·δ[t]·|v[t] - y|, or SCORE_LIMIT·√(Σ_t (p[t]·spread[t])²·(v[t] - y)²) if that is less; plus the
-            error of the sum of v, and |y| times the errors of the sum of weights (`_attention_sums`) and of the sink's
+            error of the sum of v, and |y| times the errors of the sum of weights (`attention_sums`) and of the sink's
             weight; all divided by the sum of weights; half an ulp each for adding the sink, the quotient and the
-product"""
+product
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS
-from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand
-from gguf_verify.semantics.accumulation import SCORE_LIMIT
+from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._alibi import slopes
-from ._attention_on_cuda import judge_on_cuda
-from ._attention_on_vulkan import judge_on_vulkan
-from ._attention_scores import Scores, capped, check, format_of, head_of, masked, over_heads
-from ._attention_sums import Weights, in_floats, in_halves
-from ._drawn_attention import drawn_attention
 from .arithmetic import ULP, arithmetic
-from .judging import UNDERFLOW, Judged
-from .operation import Operation
+from .attention_paths import judge_on_cuda, judge_on_vulkan
+from .attention_scores import Scores, capped, check, format_of, from_weights, head_of, masked, over_heads, slopes
+from .attention_sums import Weights, in_floats, in_halves
+from .judging import UNDERFLOW, Judged, Operation
+from .random_inputs import random_blocks, typed
 
 #: Least number of queries for tiles, and keys of a tile; least number of keys at which a single query's are split.
 _TILE, _SPLIT = 64, 512
@@ -57,8 +57,7 @@ def _judge(node: Node) -> Judged:
         return judge_on_vulkan(node)
     if node.backend == "CUDA":
         return judge_on_cuda(node)
-    if node.backend != "CPU":
-        raise NoDefinition(f"FLASH_ATTN_EXT on {node.backend}")
+    demand(node.backend == "CPU", f"FLASH_ATTN_EXT on {node.backend}")
     path, name = _path(q, k, v)
     slope = slopes(node, q.ne[2], node.number(1))
 
@@ -126,10 +125,7 @@ def _attended(node: Node, path: str, scores: Scores, v: Doubles, head: int) -> t
     whole = w.p.sum(axis=1, keepdims=True) + sink
     o = np.where(whole > 0, w.p @ v / whole, 0.0)
     weight_off = w.p * np.expm1(off)
-    hard = weight_off @ np.abs(v) + np.abs(o) * weight_off.sum(axis=1, keepdims=True)
-    scored = (w.p * spread) ** 2
-    squares = scored @ v**2 - 2 * o * (scored @ v) + o**2 * scored.sum(axis=1, keepdims=True)
-    of_scores = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
+    of_scores = from_weights(v, o, weight_off, w.p * spread)
     halves = node.source(2).type_id == F16 and path != "tiled"
     of_values = in_halves(w, v) if halves else in_floats(w, v)
     if halves and path == "split":  # parts are added in float32
@@ -167,10 +163,93 @@ def _sum_off(w: Weights, path: str) -> Doubles:
     return off
 
 
+#: Types of keys and of values, in addition to float32 and half.
+_OTHER_TYPES = (
+    ("BF16", "BF16"), ("F16", "F32"), ("F32", "F16"), ("Q8_0", "Q8_0"), ("Q4_0", "F16"), ("Q5_1", "Q4_1"),
+    ("F16", "Q8_0"), ("Q4_K", "Q6_K"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Sizes and parameters of a node: batches, heads of queries, of keys and values, queries, keys, dims of K, of V.
+
+    `float32` requests GGML_PREC_F32, as models do.
+    """
+
+    batches: int = 1
+    heads: int = 4
+    shared: int = 2
+    tokens: int = 3
+    keys: int = 37
+    dims: int = 64
+    out: int = 64
+    scale: float = 0.125
+    bias: float = 0.0
+    cap: float = 0.0
+    masks: tuple[int, int] | None = None
+    sinks: bool = False
+    constant: bool = False
+    turned: bool = False
+    float32: bool = False
+
+
+def _random_tensor(rng: np.random.Generator, kind: str, shape: tuple[int, ...], constant: bool = False) -> Operand:
+    values = rng.standard_normal(shape).astype(np.float32)
+    if constant:
+        values[...] = np.abs(values[..., :1, :])
+    if kind in ELEMENTS:
+        return typed(values, ELEMENTS[kind].type_id)
+    fmt = FORMATS[kind]
+    return Operand.of(random_blocks(rng, fmt, shape), fmt.type_id)
+
+
+def _random_node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
+    queries = Operand.of(rng.standard_normal((of.batches, of.heads, of.tokens, of.dims)).astype(np.float32))
+    if of.turned:  # the layout in models: heads inside tokens
+        data = np.ascontiguousarray(queries.data.transpose(0, 2, 1, 3))
+        queries = Operand.of(data).permuted(0, 2, 1, 3)
+    keys = _random_tensor(rng, k, (of.batches, of.shared, of.keys, of.dims), of.constant)
+    values = _random_tensor(rng, v, (of.batches, of.shared, of.keys, of.out), of.constant)
+    mask = sinks = None
+    if of.masks is not None:
+        shape = (*of.masks, of.tokens + 2, of.keys)
+        scores = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
+        if of.tokens > 1:  # a row with one key or none
+            scores[:, :, of.tokens // 2, 1:] = -np.inf
+        mask = Operand.of(scores.astype(np.float16))
+    if of.sinks:
+        sinks = Operand.of(rng.standard_normal(of.heads).astype(np.float32) * 3)
+    output = Operand.blank(F32, of.batches, of.tokens, of.heads, of.out)
+    given = parameters(of.scale, of.bias, of.cap, 10 * of.float32)
+    return Node("FLASH_ATTN_EXT", (queries, keys, values, mask, sinks), output, given)
+
+
+def random_attention(rng: np.random.Generator) -> Iterator[Node]:
+    """Yield nodes of every path, type and parameter."""
+    kinds = (
+        _Kind(), _Kind(heads=6, shared=1, tokens=1, keys=1, dims=32, out=16), _Kind(turned=True, sinks=True),
+        _Kind(batches=2, tokens=5, keys=130, dims=40, out=72, masks=(1, 1)), _Kind(masks=(1, 4), bias=8.0, heads=12),
+        _Kind(masks=(1, 1), cap=30.0, scale=1.0, sinks=True), _Kind(keys=256, constant=True, tokens=2),
+        _Kind(dims=128, out=128, tokens=2, keys=300, masks=(1, 1)), _Kind(scale=2.0, keys=90),
+        _Kind(tokens=66, keys=150, masks=(1, 1), sinks=True), _Kind(tokens=64, keys=64, cap=20.0, scale=1.0),
+        _Kind(tokens=1, keys=600, masks=(1, 1)), _Kind(tokens=1, keys=700, dims=128, out=128, sinks=True),
+        _Kind(tokens=1, keys=520, constant=True),
+    )  # fmt: skip
+    for kind in ("F16", "F32"):
+        for i, each in enumerate(kinds):
+            yield _random_node(rng, kind, kind, replace(each, float32=i % 2 == 0))
+    for k, v in _OTHER_TYPES:
+        scale = 1.0 if k in FORMATS else 0.125
+        dims = 256 if k == "Q4_K" else 64
+        tokens, masks = (65, (1, 1)) if k == "Q8_0" or v == "F32" else (3, None)
+        yield _random_node(rng, k, v, _Kind(dims=dims, out=dims, tokens=tokens, keys=70, scale=scale, masks=masks))
+
+
 FLASH_ATTN_EXT = Operation(
     axes=("sequence", "token", "head", "column"),
     op="FLASH_ATTN_EXT",
     title="Σ exp(s - M)·v / Σ exp(s - M), s = scale·(q·k) + slope·mask",
     judge=_judge,
-    draw=drawn_attention,
+    draw=random_attention,
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguf_verify.llama.node import BF16, F16, F32, Doubles, Node, NoDefinition
+from gguf_verify.llama.node import BF16, F16, F32, Doubles, Node, NoDefinition, demand
 
 from .intervals import Interval, Steps, enclosed, erf, point
 from .judging import Judged
@@ -135,8 +135,7 @@ def same_shape(node: Node, *types: int) -> Doubles:
     x = node.source(0)
     if x.type_id not in (types or (F32, F16, BF16)) or x.type_id != node.output.type_id:
         raise NoDefinition(f"{node.operation} of {x.type} to {node.output.type}")
-    if x.shape != node.output.shape:
-        raise NoDefinition(f"{node.operation} of {x.ne} to {node.output.ne}")
+    demand(x.shape == node.output.shape, f"{node.operation} of {x.ne} to {node.output.ne}")
     return x.values
 
 

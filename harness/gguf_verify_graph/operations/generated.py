@@ -19,18 +19,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 
-from .drawing import SIZES, floats
 from .intervals import Interval, Steps, enclosed, point
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .random_inputs import SIZES, floats
 
 
 def _fill(node: Node) -> Judged:
     Steps.of(node.backend)
-    if node.output.type_id not in (F32, F16):
-        raise NoDefinition(f"FILL of {node.output.type}")
+    demand(node.output.type_id in (F32, F16), f"FILL of {node.output.type}")
     dtype = np.float32 if node.output.type_id == F32 else np.float16
     with np.errstate(over="ignore"):
         value = np.float32(node.number(0)).astype(dtype)

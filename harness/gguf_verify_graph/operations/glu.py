@@ -18,7 +18,6 @@ ggml_v_expf.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,21 +26,19 @@ from gguf_verify.llama.node import (
     F16,
     F32,
     NUMBERED,
-    Array,
     Doubles,
     Node,
     NoDefinition,
     Operand,
+    demand,
     parameters,
-    span_bytes,
 )
 
-from .drawing import floats
 from .functions import FUNCTIONS, ONE, SILU_OF_VECTORS, Function
 from .intervals import Interval, Steps, enclosed, point, where
-from .judging import Judged
-from .operation import Operation
-from .unary import TABLES, turning, typed
+from .judging import Judged, Operation
+from .random_inputs import first_columns, floats, turning, typed
+from .unary import TABLES
 
 VARIANTS = NUMBERED["GLU"]
 #: The function of x, by variant.
@@ -76,8 +73,7 @@ def _halves(node: Node) -> tuple[Doubles, Doubles]:
         if each.type_id not in (F32, F16, BF16) or each.type_id != node.output.type_id:
             raise NoDefinition(f"{node.operation} of {each.type} to {node.output.type}")
         row = each.shape[3] if second is not None else each.shape[3] // 2
-        if (*each.shape[:3], row) != node.output.shape:
-            raise NoDefinition(f"{node.operation} of {each.ne} to {node.output.ne}")
+        demand((*each.shape[:3], row) == node.output.shape, f"{node.operation} of {each.ne} to {node.output.ne}")
     if second is not None:
         return first.values, second.values
     values = first.values
@@ -115,12 +111,6 @@ def _open_ai(s: Steps, alpha: float, limit: float) -> Gated:
     return of
 
 
-def _first_half(wide: Operand) -> Operand:
-    """Return a view of the first half of each row; its rows are not adjacent in memory."""
-    ne = (wide.ne[0] // 2, *wide.ne[1:])
-    return replace(wide, ne=ne, span=wide.span[: span_bytes(wide.type_id, ne, wide.nb)])
-
-
 def _draw(rng: np.random.Generator) -> Iterator[Node]:
     for index, variant in enumerate(VARIANTS):
         for type_id in (F32, F16, BF16):
@@ -135,20 +125,16 @@ def _of_type(rng: np.random.Generator, index: int, type_id: int) -> Iterator[Nod
     limits = ((1.702, 7.0), (0.5, 0.75)) if variant in ("SWIGLU_OAI", "SWIGLU_CLAMP") else ((0.0, 0.0),)
     for alpha, limit in limits:
         for shape in shapes:
-            x, g = turning(rng, shape), _gates(rng, shape)
+            x, g = turning(rng, shape), floats(rng, shape, 1.0)
             for swapped in (0, 1):
                 raw = parameters(index, swapped, alpha, limit)
                 both = typed(np.concatenate([g, x] if swapped else [x, g], axis=-1), type_id)
                 yield Node("GLU", (both,), Operand.blank(type_id, *shape), raw, variant)
             raw = parameters(index, 0, alpha, limit)
             yield Node("GLU", (typed(x, type_id), typed(g, type_id)), Operand.blank(type_id, *shape), raw, variant)
-        wide = _first_half(typed(turning(rng, (1, 2, 5, 96)), type_id))
-        gates = typed(_gates(rng, (1, 2, 5, 48)), type_id)
+        wide = first_columns(typed(turning(rng, (1, 2, 5, 96)), type_id), 48)
+        gates = typed(floats(rng, (1, 2, 5, 48), 1.0), type_id)
         yield Node("GLU", (wide, gates), Operand.blank(type_id, 1, 2, 5, 48), raw, variant)
-
-
-def _gates(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> Array:
-    return floats(rng, shape, 1.0)
 
 
 GLU = Operation(op="GLU", title="an activation times a gate", judge=_judge, draw=_draw)

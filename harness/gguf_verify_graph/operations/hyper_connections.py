@@ -12,7 +12,7 @@ vulkan-shaders/dsv4_hc_pre.comp and dsv4_hc_post.comp; llama.cpp v0.5.0). Vulkan
 fused multiply-adds; other compilers may contract. A fused operation saves one rounding. Where Vulkan fuses SCALE,
 SIGMOID and SCALE of `post` into POST, `post` is not an input of the node; nodes computed one by one are not fused.
 
-    bound   the running error of the sum (`_recurrence`): half an ulp of each product and of each partial sum, plus |x|
+    bound   the running error of the sum (`recurrence`): half an ulp of each product and of each partial sum, plus |x|
             times the error of the gate's sigmoid, from the interval of its steps (`intervals`)
 """
 
@@ -24,18 +24,15 @@ import numpy as np
 
 from gguf_verify.llama.node import F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 
-from ._recurrence import Running
-from .arithmetic import arithmetic
-from .drawing import floats
+from .arithmetic import arithmetic, near_overflow
 from .functions import sigmoid, sigmoid_steps
 from .intervals import Steps
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .random_inputs import floats
+from .recurrence import Running
 
 #: Largest number of streams whose sum is followed; models have 4.
 _MOST = 1024
-#: Above this a partial sum may have overflowed on the way to a finite result.
-_LARGE = 2.0**127
 
 
 def _sum(terms: Iterable[Running], tiny: float) -> Running:
@@ -44,7 +41,7 @@ def _sum(terms: Iterable[Running], tiny: float) -> Running:
     for term in terms:
         total = term if total is None else total.plus(term, tiny)
         for value in (term.value, total.value):
-            demand(not ((np.abs(value) >= _LARGE) & np.isfinite(value)).any(), "sums of streams beyond float32")
+            demand(not near_overflow(value), "sums of streams beyond float32")
     if total is None:
         raise NoDefinition("a sum of no streams")
     return total
@@ -77,7 +74,7 @@ def _pre(node: Node) -> Judged:
         total = _sum(terms(), a.tiny)
         if scale != 1:
             total = total.times(Running(np.full((), scale)), a.tiny)
-            demand(not ((np.abs(total.value) >= _LARGE) & np.isfinite(total.value)).any(), f"{node.op} beyond float32")
+            demand(not near_overflow(total.value), f"{node.op} beyond float32")
         return _judged(node, "gated, f32" if gated else "f32", total)
 
 

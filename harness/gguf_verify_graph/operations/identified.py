@@ -2,7 +2,7 @@
 
 Definitions whose activations are the values themselves cannot pass by chance: they come first and are always tried.
 Definitions that round factors may pass for sums in half, whose errors are about as large as that rounding. So where the
-outputs have the bits of such sums (`_matrices.are_short`), a definition with a twin that has sums in half is excluded:
+outputs have the bits of such sums (`matrices.are_short`), a definition with a twin that has sums in half is excluded:
 the twin has the same exact product, and a wider tolerance. Sums of few terms are less conclusive: `Ruling.out` names
 the definitions that long rows excluded.
 """
@@ -17,15 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.formats import BlockFormat
-from gguf_verify.llama.node import Node, NoDefinition, Operand
+from gguf_verify.llama.node import Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.f32 import F32
 
-from ._definition import Definition
-from ._drawn_matrices import drawn_blocks
-from ._matrices import Matrix, are_short, identified
-from ._product_definitions import definitions
-from .drawing import floats
+from .definition import Definition
+from .matrices import Matrix, are_short, identified
+from .product_definitions import definitions
+from .random_inputs import floats, random_blocks
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -42,7 +41,7 @@ def identified_product(
     backend: str, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, columns: int, out: Collection[str] = ()
 ) -> Ruling:
     """Return the first of a backend's definitions of values that all outputs pass, or most inexact ones
-    (`_matrices.judged`).
+    (`matrices.judged`).
 
     Args:
         backend: ggml's name.
@@ -59,8 +58,7 @@ def identified_product(
     known = [d for d in definitions(node, fmt, columns) if d.plain and not d.semantics.encoding.quantizes]
     short = are_short(np.ascontiguousarray(y).reshape(count * m, -1))
     tried = [d for d in known if d.title not in out and not (short and _has_twin(d, known))]
-    if not tried:
-        raise NoDefinition(f"products of {fmt.name} on the backend {backend}")
+    demand(bool(tried), f"products of {fmt.name} on the backend {backend}")
     of_matrix = np.arange(count * m).reshape(count, m)
     matrices = [Matrix(partial(weights.__getitem__, b), at, at) for b, at in enumerate(of_matrix)]
     found, _ = identified(node, tried, x.reshape(count * m, -1), matrices)
@@ -77,10 +75,10 @@ def _has_twin(definition: Definition, known: Sequence[Definition]) -> bool:
     return own.encoding is not F32.encoding and not definition.in_half and any(d.in_half for d in alike)
 
 
-def drawn_product(fmt: BlockFormat, m: int, n: int, k: int) -> tuple[Bytes, Floats]:
+def random_product(fmt: BlockFormat, m: int, n: int, k: int) -> tuple[Bytes, Floats]:
     """Return weights uint8[N, row bytes] and activations float32[M, K] for `identified_product`.
 
     Random codes with finite scales, and normal values, make the definitions distinguishable.
     """
     rng = np.random.default_rng(0)
-    return drawn_blocks(rng, fmt, (n, k)), floats(rng, (m, k), 1.0)
+    return random_blocks(rng, fmt, (n, k)), floats(rng, (m, k), 1.0)

@@ -21,20 +21,20 @@ vulkan-shaders/upscale.comp, pool2d.comp; llama.cpp v0.5.0.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.llama.node import F16, F32, Array, Doubles, Node, NoDefinition, Operand, Sizes, parameters
+from gguf_verify.llama.node import F16, F32, Array, Doubles, Node, NoDefinition, Operand, Sizes, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, Arithmetic, arithmetic
-from .drawing import Shape, floats
-from .judging import Judged, equal, within
-from .operation import Operation
+from .judging import Judged, Operation, equal, within
+from .random_inputs import Shape, floats
 
 Indices = npt.NDArray[np.intp]
 _NEAREST, _BILINEAR, _ALIGNED = 0, 1, 1 << 8
@@ -62,10 +62,8 @@ def _nearest(n: int, m: int, scale: np.float32, ulps: float) -> list[Indices]:
 def _upscale(node: Node) -> Judged:
     node.floats(0)
     x, out, mode, a = node.source(0), node.output, node.integer(0), arithmetic(node.backend)
-    if mode not in (_NEAREST, _NEAREST | _ALIGNED, _BILINEAR, _BILINEAR | _ALIGNED):
-        raise NoDefinition(f"UPSCALE by the mode {mode}")
-    if not all(x.ne) or not all(out.ne):
-        raise NoDefinition("UPSCALE of nothing")
+    demand(mode in (_NEAREST, _NEAREST | _ALIGNED, _BILINEAR, _BILINEAR | _ALIGNED), f"UPSCALE by the mode {mode}")
+    demand(all(x.ne) and all(out.ne), "UPSCALE of nothing")
     scales = _scales(x, out, bool(mode & _ALIGNED))
     ulps = 0.0 if node.backend == "CPU" else a.division
     choices = [_nearest(n, m, s, ulps) for n, m, s in zip(x.ne, out.ne, scales, strict=True)]
@@ -149,8 +147,7 @@ def _pooled(node: Node, window: tuple[int, int], step: tuple[int, int], around: 
     for n, k, s, p, m in zip(x.ne, window, step, around, out.ne, strict=False):
         if not (0 < k <= 2 * n and s > 0 and 0 <= p < k and n + 2 * p >= k and m == (n + 2 * p - k) // s + 1):
             raise NoDefinition(f"{node.op} of {n} values by {k}, {s}, {p} into {m}")
-    if out.ne[2:] != x.ne[2:]:
-        raise NoDefinition(f"{node.op} of {x.shape} into {out.shape}")
+    demand(out.ne[2:] == x.ne[2:], f"{node.op} of {x.shape} into {out.shape}")
     values = x.values
     if how == _MAX and np.isnan(values).any():
         raise NoDefinition(f"{node.op} of NaN")
@@ -176,8 +173,7 @@ def _averaged(node: Node, seen: _Windows, size: int, a: Arithmetic) -> Judged:
 
 
 def _pool_1d(node: Node) -> Judged:
-    if node.source(0).ne[1] != node.output.ne[1]:
-        raise NoDefinition(f"POOL_1D of {node.source(0).shape} into {node.output.shape}")
+    demand(node.source(0).ne[1] == node.output.ne[1], f"POOL_1D of {node.source(0).shape} into {node.output.shape}")
     return _pooled(node, (node.integer(1), 1), (node.integer(2), 1), (node.integer(3), 0))
 
 
@@ -196,17 +192,14 @@ def _draw_upscale(rng: np.random.Generator) -> Iterator[Node]:
         yield Node("UPSCALE", (turned,), Operand.blank(F32, 2, 3, 14, 10), parameters(mode))
 
 
-def _draw_pool(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        for shape in ((1, 1, 3, 33), (2, 3, 14, 17), (1, 1, 16, 512)):
-            x = floats(rng, shape, 1.0)
-            for k, s, p in ((2, 2, 0), (3, 1, 1), (3, 2, 2), (1, 1, 0)):
-                ne: Sizes = (shape[3], shape[2], shape[1], shape[0])
-                for how in (_MAX, _AVERAGE):
-                    yield _pool(op, x, ne, how, (k, s, p))
-                    yield _pool(op, x.astype(np.float16), ne, how, (k, s, p))
-
-    return draw
+def _draw_pool(op: str, rng: np.random.Generator) -> Iterator[Node]:
+    for shape in ((1, 1, 3, 33), (2, 3, 14, 17), (1, 1, 16, 512)):
+        x = floats(rng, shape, 1.0)
+        for k, s, p in ((2, 2, 0), (3, 1, 1), (3, 2, 2), (1, 1, 0)):
+            ne: Sizes = (shape[3], shape[2], shape[1], shape[0])
+            for how in (_MAX, _AVERAGE):
+                yield _pool(op, x, ne, how, (k, s, p))
+                yield _pool(op, x.astype(np.float16), ne, how, (k, s, p))
 
 
 def _pool(op: str, x: Array, ne: Sizes, how: int, given: tuple[int, int, int]) -> Node:
@@ -221,8 +214,8 @@ def _pool(op: str, x: Array, ne: Sizes, how: int, given: tuple[int, int, int]) -
 
 UPSCALE = Operation(op="UPSCALE", title="images of other sizes", judge=_upscale, draw=_draw_upscale)
 POOL_1D = Operation(
-    op="POOL_1D", title="greatest or average of windows of rows", judge=_pool_1d, draw=_draw_pool("POOL_1D")
+    op="POOL_1D", title="greatest or average of windows of rows", judge=_pool_1d, draw=partial(_draw_pool, "POOL_1D")
 )
 POOL_2D = Operation(
-    op="POOL_2D", title="greatest or average of windows of images", judge=_pool_2d, draw=_draw_pool("POOL_2D")
+    op="POOL_2D", title="greatest or average of windows of images", judge=_pool_2d, draw=partial(_draw_pool, "POOL_2D")
 )

@@ -33,21 +33,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_verify.formats import ELEMENTS, FORMATS, tensor_type
-from gguf_verify.llama.node import BF16, F16, F32, Array, Doubles, Node, NoDefinition, Operand, demand
+from gguf_verify.llama.node import BF16, F16, F32, Doubles, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.accumulation import SCORE_LIMIT, in_tensor_cores
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._drawn_matrices import drawn_values, drawn_weights
-from .arithmetic import Arithmetic, arithmetic, summed
-from .drawing import floats
+from .arithmetic import Arithmetic, arithmetic, near_overflow, summed
 from .functions import relu
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .random_inputs import floats, random_values, random_weights
 
 #: Number of products of a head and a key held at a time; number of values of keys decoded at a time.
 _AT_ONCE, _DECODED = 1 << 20, 1 << 22
-#: Above this a partial sum may have overflowed on the way to a finite result.
-_LARGE = 2.0**127
 #: Number of values in a slice of tensor cores.
 _SLICE = 16
 
@@ -94,8 +90,7 @@ def _definitions(backend: str, k: Operand) -> tuple[_Definition, ...]:
     floats_ = _Definition(f"{k.type} keys, f32")
     if backend != "CUDA" or k.type_id in (F32, BF16):
         return (floats_,)
-    if k.type not in ("F16", "Q4_0", "Q5_0", "Q8_0"):
-        raise NoDefinition(f"LIGHTNING_INDEXER with keys of {k.type} on CUDA")
+    demand(k.type in ("F16", "Q4_0", "Q5_0", "Q8_0"), f"LIGHTNING_INDEXER with keys of {k.type} on CUDA")
     return floats_, _Definition(f"{k.type} keys, q and k in half", halves=True)
 
 
@@ -109,7 +104,7 @@ def _judge_by(node: Node, definition: _Definition) -> Judged:
         for s in range(streams):
             for first in range(0, k.ne[2], per):
                 of = slice(first, first + per)
-                keys = _values(k, k.data[s, of, 0])
+                keys = Operand.of(np.array(k.data[s, of, 0]), k.type_id).values[0, 0]
                 for t in range(0, tokens, step):
                     rows = slice(t, t + step)
                     given = mask.data[s % mask.ne[3], 0, rows, of].astype(np.float64)
@@ -117,12 +112,6 @@ def _judge_by(node: Node, definition: _Definition) -> Judged:
                     part = _scores(node, definition, queries, keys, weights, given)
                     exact[s, 0, rows, of], bound[s, 0, rows, of], spread[s, 0, rows, of] = part
         return within(node, definition.name, exact, bound, spread)
-
-
-def _values(k: Operand, data: Array) -> Doubles:
-    """Return the values of rows of K, [keys, n]."""
-    values: Doubles = Operand.of(np.array(data), k.type_id).values[0, 0]
-    return values
 
 
 def _scores(
@@ -138,8 +127,8 @@ def _scores(
     wander = np.where(np.isfinite(z) & (z > -SCORE_LIMIT * g), g, 0.0)
     terms = weights * relu(z)
     sums = np.cumsum(terms, axis=1)
-    demand(not ((np.abs(terms) >= _LARGE) & np.isfinite(terms)).any(), f"{node.op} beyond float32")
-    demand(not ((np.abs(sums) >= _LARGE) & np.isfinite(sums)).any(), f"{node.op} beyond float32")
+    demand(not near_overflow(terms), f"{node.op} beyond float32")
+    demand(not near_overflow(sums), f"{node.op} beyond float32")
     y = sums[:, -1] + mask
     added = u * np.abs(np.where(mask == 0, 0.0, y))
     rounded = np.abs(terms).sum(axis=1) + np.abs(sums[:, 1:]).sum(axis=1)
@@ -156,7 +145,7 @@ def _products(definition: _Definition, a: Arithmetic, q: Doubles, k: Doubles) ->
         q, k = (x.astype(np.float16).astype(np.float64) for x in (q, k))
     rows, n = q.reshape(-1, q.shape[-1]), q.shape[-1]
     z, size = rows @ k.T, np.abs(rows) @ np.abs(k).T
-    demand(not ((size >= _LARGE) & np.isfinite(size)).any(), "LIGHTNING_INDEXER beyond float32")
+    demand(not near_overflow(size), "LIGHTNING_INDEXER beyond float32")
     if definition.halves:
         # `growth` includes the eight additions of slices, beyond the additions of terms
         bound = in_tensor_cores().growth(min(n, _SLICE)) * size
@@ -179,7 +168,7 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
 
     for name, fmt in (ELEMENTS | FORMATS).items():
         n = 256 if name in FORMATS and FORMATS[name].block_size > 128 else 128
-        yield node(drawn_values(rng, F32, (2, 3, 8, n)), drawn_weights(rng, fmt, 2, 17, 1, n), 1)
+        yield node(random_values(rng, F32, (2, 3, 8, n)), random_weights(rng, fmt, 2, 17, 1, n), 1)
     for n, heads, tokens, keys, streams, masks in (
         (1, 1, 1, 1, 1, 1),
         (7, 3, 5, 9, 1, 1),
@@ -191,13 +180,13 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
     ):
         for name in ("F32", "F16"):
             q, k = (
-                drawn_values(rng, F32, (streams, tokens, heads, n)),
-                drawn_weights(rng, ELEMENTS[name], streams, keys, 1, n),
+                random_values(rng, F32, (streams, tokens, heads, n)),
+                random_weights(rng, ELEMENTS[name], streams, keys, 1, n),
             )
             yield node(q, k, masks, heads**-0.5 * n**-0.5)
-    turned = drawn_values(rng, F32, (2, 6, 5, 64)).permuted(0, 2, 1, 3)
-    yield node(turned, drawn_weights(rng, ELEMENTS["F16"], 2, 1, 40, 64).permuted(0, 2, 1, 3), 2, cut=0.0)
-    yield node(turned, drawn_weights(rng, FORMATS["Q8_0"], 40, 1, 2, 64).permuted(0, 3, 1, 2), 1)
+    turned = random_values(rng, F32, (2, 6, 5, 64)).permuted(0, 2, 1, 3)
+    yield node(turned, random_weights(rng, ELEMENTS["F16"], 2, 1, 40, 64).permuted(0, 2, 1, 3), 2, cut=0.0)
+    yield node(turned, random_weights(rng, FORMATS["Q8_0"], 40, 1, 2, 64).permuted(0, 3, 1, 2), 1)
 
 
 LIGHTNING_INDEXER = Operation(

@@ -28,10 +28,8 @@ import numpy as np
 from gguf_verify.llama.node import Array, Doubles, Node, NoDefinition
 
 from .arithmetic import NORMAL, ULP, Arithmetic, arithmetic
-from .judging import UNDERFLOW, Judged, within
+from .judging import OVERFLOWS, UNDERFLOW, Judged, within
 
-#: From here on a number is rounded to infinity.
-OVERFLOWS = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
 #: An exponential above this is infinite in float32 whatever its error in ulps; it is still finite in float64.
 _ENDLESS = 100.0
 #: Number of elements judged at a time, so that the intervals of the steps stay small.

@@ -1,4 +1,4 @@
-"""Comparison of a node's output with the definition of its operation. Predicates are written so that NaN fails.
+"""Operations, and the comparison of a node's output with its definition. Predicates are written so that NaN fails.
 
 An operation states its expectation in one of three ways, each of which gives a `Judged`:
 
@@ -6,12 +6,12 @@ An operation states its expectation in one of three ways, each of which gives a 
               spread, the standard deviation of the rounding errors if they are independent: then an element whose error
               exceeds SCORE_LIMIT spreads fails too, as in the gate of products (`semantics.gates`).
     equal     the same bits, for results that are moved, looked up or quantized
-    checked   a predicate of the operation's own, where several answers are right, such as the order of equal keys
+    checked   a predicate of the operation's own, where several answers are correct, such as the order of equal keys
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from gguf_verify.semantics.accumulation import SCORE_LIMIT
 #: Largest error of one rounding to float32 near zero: half the spacing of subnormal numbers.
 UNDERFLOW = 2.0**-150
 
-#: From here on a number is rounded to infinity.
-_MOST = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
+#: From here on a number is rounded to infinity, by type.
+OVERFLOWS = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
 
 Place = tuple[int, int, int, int]
 Extent = tuple[int, int, int]
@@ -64,6 +64,26 @@ class Judged:
     @property
     def passed(self) -> bool:
         return not self.wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An operation of ggml's graphs.
+
+    Args:
+        op: ggml's name (`ggml_op_name`).
+        title: what the operation computes, in one line.
+        judge: judges a node. Raises NoDefinition if no definition covers the node.
+        draw: yields nodes with random inputs and blank outputs, of every kind that `judge` supports, for a backend to
+            compute: shapes not divisible into vectors, broadcasts, rows that are not contiguous, values of every size.
+        axes: names of the output's dimensions, the slowest first, for reports.
+    """
+
+    op: str
+    title: str
+    judge: Callable[[Node], Judged]
+    draw: Callable[[np.random.Generator], Iterable[Node]]
+    axes: tuple[str, str, str, str] = ("i3", "i2", "i1", "i0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +126,7 @@ def within(
     Args:
         exact: the expected values, in the output's shape or broadcast to it. The output must equal an infinite or NaN
             value, and must be infinite for a value beyond the range of its type.
-        bound: largest error of a right computation. For types other than float32 it excludes the rounding to the
+        bound: largest error of a correct computation. For types other than float32 it excludes the rounding to the
             output's type, which is added here.
         spread: see above; None: only the bound counts.
 
@@ -116,14 +136,14 @@ def within(
     with np.errstate(all="ignore"):
         tolerance = np.broadcast_to(np.asarray(bound, np.float64), y.shape)
         if spread is not None:
-            # one rounding of an otherwise exact result is right, whatever the spread
+            # one rounding of an otherwise exact result is correct, whatever the spread
             once = 2.0**-23 * np.abs(expected) + 2 * UNDERFLOW
             scored = np.maximum(SCORE_LIMIT * np.asarray(spread, np.float64), once)
             tolerance = np.minimum(tolerance, scored)
         tolerance = tolerance + _stored(node, expected, tolerance)
         if (np.isposinf(tolerance) & np.isfinite(expected)).any():
             raise NoDefinition(f"{node.operation} with an output that may be anything by {definition}")
-        most = _MOST[node.output.type]
+        most = OVERFLOWS[node.output.type]
         infinite = np.copysign(np.inf, expected)
         near = (np.abs(expected) + tolerance >= most) & (y == infinite)
         expected = np.where((np.abs(expected) >= most) | near, infinite, expected)
@@ -134,6 +154,11 @@ def within(
         ratio = np.where(difference == 0, 0.0, difference / tolerance)
         ratio = np.where(special, np.where(met, 0.0, np.inf), np.where(np.isnan(ratio), np.inf, ratio))
     return _judged(definition, ~met, ratio, y, expected, tolerance)
+
+
+def in_range(exact: Doubles) -> Doubles:
+    """Return the results, with those beyond float32's range as infinities."""
+    return np.where(np.abs(exact) >= OVERFLOWS["F32"], np.copysign(np.inf, exact), exact)
 
 
 def _stored(node: Node, expected: Doubles, tolerance: Doubles) -> Doubles | float:
@@ -170,7 +195,7 @@ def equal(node: Node, definition: str, data: Array, *others: Array) -> Judged:
 
 
 def checked(node: Node, definition: str, wrong: npt.NDArray[np.bool_], expected: Array) -> Judged:
-    """Judge outputs by a predicate: `wrong` and one right answer, in the shape of `node.output.data`."""
+    """Judge outputs by a predicate: `wrong` and one correct answer, in the shape of `node.output.data`."""
     y = node.output.data
     return _judged(
         definition,

@@ -11,7 +11,8 @@ _concat_*, _repeat_*; ggml-cuda/cpy.cu, concat.cu; vulkan-shaders/copy.comp, con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -30,14 +31,13 @@ from gguf_verify.llama.node import (
     NoDefinition,
     Operand,
     block_format,
+    demand,
     parameters,
 )
 
-from .conversions import drawn_blocks, floats_of, store
-from .drawing import SIZES, Shape, floats
-from .judging import Judged, equal
-from .operation import Operation
-from .quantizers import QUANTIZED
+from .conversions import QUANTIZED, floats_of, store
+from .judging import Judged, Operation, equal
+from .random_inputs import ALL_HALVES, SIZES, Shape, floats, random_blocks, typed
 from .rows import values
 
 #: Types that a copy converts between, in addition to the quantized ones.
@@ -55,8 +55,7 @@ def stored(operand: Operand) -> Array:
 
 def _copy(node: Node) -> Judged:
     x, out = node.source(0), node.output
-    if prod(x.ne) != prod(out.ne):
-        raise NoDefinition(f"{node.op} of {x.shape} into {out.shape}")
+    demand(prod(x.ne) == prod(out.ne), f"{node.op} of {x.shape} into {out.shape}")
     got = stored(out)
     if x.type_id == out.type_id:
         return equal(node, "bytes", np.ascontiguousarray(stored(x)).reshape(got.shape))
@@ -82,8 +81,7 @@ def _concat(node: Node) -> Judged:
 
 def _repeat(node: Node) -> Judged:
     x, out = node.source(0), node.output
-    if x.type_id != out.type_id or x.blocks:
-        raise NoDefinition(f"REPEAT of {x.type} into {out.type}")
+    demand(x.type_id == out.type_id and not x.blocks, f"REPEAT of {x.type} into {out.type}")
     return equal(node, "bytes", np.tile(x.data, repeats(node, x, out)))
 
 
@@ -94,7 +92,7 @@ def repeats(node: Node, part: Operand, whole: Operand) -> tuple[int, ...]:
     return tuple(n // m for n, m in zip(whole.shape, part.shape, strict=True))
 
 
-def drawn(rng: np.random.Generator, type_id: int, shape: Shape) -> Operand:
+def random_operand(rng: np.random.Generator, type_id: int, shape: Shape) -> Operand:
     """Return values of an unquantized type: floats, some of which overflow a half, or arbitrary integers."""
     if type_id in (F32, F16, BF16):
         x = floats(rng, shape, 6.0)
@@ -112,7 +110,7 @@ def _draw_cpy(rng: np.random.Generator) -> Iterator[Node]:
     for a in _CONVERTED:
         for b in _CONVERTED:
             with np.errstate(over="ignore"):
-                x = drawn(rng, a, (2, 3, 4, 33))
+                x = random_operand(rng, a, (2, 3, 4, 33))
             yield into(x, Operand.blank(b, 2, 3, 4, 33))
             yield into(x.permuted(0, 2, 1, 3), Operand.blank(b, 2, 4, 3, 33))
             yield into(x.permuted(1, 0, 2, 3), Operand.blank(b, 2, 3, 33, 4))
@@ -129,31 +127,27 @@ def _draw_cpy(rng: np.random.Generator) -> Iterator[Node]:
         with np.errstate(all="ignore"):
             half = np.clip(y, -60000, 60000).astype(np.float16)
         yield into(Operand.of(half), Operand.blank(to, 2, 3, 5, 96))
-        bits = (y.view(np.uint32) >> 16).astype("<u2")
-        yield into(Operand.of(bits, BF16), Operand.blank(to, 2, 3, 5, 96))
+        yield into(typed(y, BF16), Operand.blank(to, 2, 3, 5, 96))
     for fmt in FORMATS.values():
-        raw = drawn_blocks(rng, fmt, 2 * 3 * 2).reshape(1, 2, 3, 2 * fmt.block_bytes)
+        raw = random_blocks(rng, fmt, (1, 2, 3, 2 * fmt.block_size), ALL_HALVES)
         quantized = Operand.of(raw, fmt.type_id)
         yield into(quantized, Operand.blank(F32, 1, 2, 3, 2 * fmt.block_size))
         if not fmt.name.startswith(("IQ1", "IQ2", "IQ3")):  # the CPU backend does not support them
             yield into(quantized, Operand.blank(fmt.type_id, 1, 2, 3, 2 * fmt.block_size))
 
 
-def _draw_moves(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        for type_id in (F32, F16, BF16, I32, I64, I16, I8):
-            for shape in SIZES if type_id == F32 else SIZES[2:3]:
-                with np.errstate(over="ignore"):
-                    x = drawn(rng, type_id, shape)
-                for each in (x, x.permuted(0, 2, 1, 3), x.permuted(1, 0, 2, 3), x.permuted(3, 1, 2, 0)):
-                    yield Node(op, (each,), Operand.blank(type_id, *each.shape))
-            if op == "CONT":
-                yield Node(op, (x,), Operand.blank(type_id, prod(x.ne)))
-        raw = rng.integers(0, 256, (2, 3, 4, 68), np.uint8)
-        turned = Operand.of(raw, FORMATS["Q8_0"].type_id).permuted(0, 2, 1, 3)
-        yield Node(op, (turned,), Operand.blank(turned.type_id, *turned.shape))
-
-    return draw
+def _draw_moves(op: str, rng: np.random.Generator) -> Iterator[Node]:
+    for type_id in (F32, F16, BF16, I32, I64, I16, I8):
+        for shape in SIZES if type_id == F32 else SIZES[2:3]:
+            with np.errstate(over="ignore"):
+                x = random_operand(rng, type_id, shape)
+            for each in (x, x.permuted(0, 2, 1, 3), x.permuted(1, 0, 2, 3), x.permuted(3, 1, 2, 0)):
+                yield Node(op, (each,), Operand.blank(type_id, *each.shape))
+        if op == "CONT":
+            yield Node(op, (x,), Operand.blank(type_id, prod(x.ne)))
+    raw = rng.integers(0, 256, (2, 3, 4, 68), np.uint8)
+    turned = Operand.of(raw, FORMATS["Q8_0"].type_id).permuted(0, 2, 1, 3)
+    yield Node(op, (turned,), Operand.blank(turned.type_id, *turned.shape))
 
 
 def _draw_concat(rng: np.random.Generator) -> Iterator[Node]:
@@ -164,7 +158,7 @@ def _draw_concat(rng: np.random.Generator) -> Iterator[Node]:
             whole = [2, 3, 4, 33]
             whole[3 - dim] += 5
             with np.errstate(over="ignore"):
-                x, z = (drawn(rng, type_id, (a, b, c, d)) for a, b, c, d in shapes)
+                x, z = (random_operand(rng, type_id, (a, b, c, d)) for a, b, c, d in shapes)
             yield Node("CONCAT", (x, z), Operand.blank(type_id, *whole), parameters(dim))
     x, z = Operand.of(floats(rng, (1, 4, 3, 32))), Operand.of(floats(rng, (1, 3, 4, 16))).permuted(0, 2, 1, 3)
     yield Node("CONCAT", (x, z), Operand.blank(F32, 1, 4, 3, 48), parameters(0))
@@ -177,14 +171,14 @@ def _draw_repeat(rng: np.random.Generator) -> Iterator[Node]:
     for type_id in (F32, F16, BF16, I32, I16):
         for part, whole in (((1, 1, 1, 7), (1, 2, 3, 7)), ((2, 1, 3, 5), (4, 3, 6, 10)), ((1, 1, 1, 1), (1, 1, 4, 33))):
             with np.errstate(over="ignore"):
-                x = drawn(rng, type_id, (part[0], part[1], part[2], part[3]))
+                x = random_operand(rng, type_id, (part[0], part[1], part[2], part[3]))
             yield Node("REPEAT", (x,), Operand.blank(type_id, *whole))
     turned = Operand.of(floats(rng, (1, 3, 2, 32))).permuted(0, 2, 1, 3)
     yield Node("REPEAT", (turned,), Operand.blank(F32, 1, 4, 6, 64))
 
 
 CPY = Operation(op="CPY", title="values in order, converted", judge=_copy, draw=_draw_cpy)
-CONT = Operation(op="CONT", title="values in order, without gaps", judge=_copy, draw=_draw_moves("CONT"))
-DUP = Operation(op="DUP", title="a copy", judge=_copy, draw=_draw_moves("DUP"))
+CONT = Operation(op="CONT", title="values in order, without gaps", judge=_copy, draw=partial(_draw_moves, "CONT"))
+DUP = Operation(op="DUP", title="a copy", judge=_copy, draw=partial(_draw_moves, "DUP"))
 CONCAT = Operation(op="CONCAT", title="src[0], then src[1], along a dimension", judge=_concat, draw=_draw_concat)
 REPEAT = Operation(op="REPEAT", title="x repeated in each dimension", judge=_repeat, draw=_draw_repeat)

@@ -22,7 +22,8 @@ and that of 1/√(v + ε) at most the factor √((v + ε)/(v + ε - Δ)). Where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -31,25 +32,19 @@ from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, added, arithmetic
-from .drawing import SIZES, floats
-from .judging import UNDERFLOW, Judged, within
-from .operation import Operation
-
-
-def _over_rows(node: Node) -> Doubles:
-    """Return the values with the elements of one norm along the last axis."""
-    return node.source(0).values
+from .judging import UNDERFLOW, Judged, Operation, within
+from .random_inputs import SIZES, floats
 
 
 def _rms(node: Node) -> Judged:
     node.floats(0)
-    x, eps = _over_rows(node), node.number(0)
+    x, eps = node.source(0).values, node.number(0)
     return _divided(node, x, 0.0, 0.0, np.float64(eps), False, arithmetic(node.backend).doubles)
 
 
 def _l2(node: Node) -> Judged:
     node.floats(0)
-    x, eps = _over_rows(node), node.number(0)
+    x, eps = node.source(0).values, node.number(0)
     a = arithmetic(node.backend)
     with np.errstate(all="ignore"):
         squares, bound, spread = added(x**2, a.lanes)
@@ -80,7 +75,7 @@ def _norm(node: Node) -> Judged:
 
 def _in_one_pass(node: Node) -> Judged:
     node.floats(0)
-    x, eps, a, u = _over_rows(node), np.float64(node.number(0)), arithmetic(node.backend), UNIT_ROUNDOFF
+    x, eps, a, u = node.source(0).values, np.float64(node.number(0)), arithmetic(node.backend), UNIT_ROUNDOFF
     n = x.shape[-1]
     with np.errstate(all="ignore"):
         mean, *of_mean = (each / n for each in added(x, a.lanes))
@@ -105,7 +100,7 @@ def _in_one_pass(node: Node) -> Judged:
 
 def _in_two_passes(node: Node, doubles: bool) -> Judged:
     node.floats(0)
-    x, eps = _over_rows(node), node.number(0)
+    x, eps = node.source(0).values, node.number(0)
     a = arithmetic(node.backend)
     with np.errstate(all="ignore"):
         total, bound, spread = added(x, a.lanes)
@@ -180,17 +175,14 @@ def _joined(parts: list[tuple[int, Judged, tuple[int, ...]]]) -> Judged:
     )
 
 
-def _draw(op: str, eps: float) -> Callable[[np.random.Generator], Iterator[Node]]:
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        for shape in (*SIZES[1:], (1, 1, 3, 4096)):
-            for scale, offset in ((1.0, 0.0), (1e-4, 0.0), (30.0, 100.0)):
-                x = floats(rng, shape, 1.0) * np.float32(scale) + np.float32(offset)
-                yield Node(op, (Operand.of(x),), Operand.blank(F32, *shape), parameters(eps))
-        turned = Operand.of(floats(rng, (2, 5, 3, 32))).permuted(0, 2, 1, 3)
-        if op != "L2_NORM":
-            yield Node(op, (turned,), Operand.blank(F32, *turned.shape), parameters(eps))
-
-    return draw
+def _draw(op: str, eps: float, rng: np.random.Generator) -> Iterator[Node]:
+    for shape in (*SIZES[1:], (1, 1, 3, 4096)):
+        for scale, offset in ((1.0, 0.0), (1e-4, 0.0), (30.0, 100.0)):
+            x = floats(rng, shape, 1.0) * np.float32(scale) + np.float32(offset)
+            yield Node(op, (Operand.of(x),), Operand.blank(F32, *shape), parameters(eps))
+    turned = Operand.of(floats(rng, (2, 5, 3, 32))).permuted(0, 2, 1, 3)
+    if op != "L2_NORM":
+        yield Node(op, (turned,), Operand.blank(F32, *turned.shape), parameters(eps))
 
 
 def _draw_groups(rng: np.random.Generator) -> Iterator[Node]:
@@ -199,7 +191,7 @@ def _draw_groups(rng: np.random.Generator) -> Iterator[Node]:
         yield Node("GROUP_NORM", (x,), Operand.blank(F32, *shape), parameters(groups, 1e-6))
 
 
-RMS_NORM = Operation(op="RMS_NORM", title="x / √(Σx²/n + ε)", judge=_rms, draw=_draw("RMS_NORM", 1e-5))
-NORM = Operation(op="NORM", title="(x - μ) / √(variance + ε)", judge=_norm, draw=_draw("NORM", 1e-5))
-L2_NORM = Operation(op="L2_NORM", title="x / max(√Σx², ε)", judge=_l2, draw=_draw("L2_NORM", 1e-6))
+RMS_NORM = Operation(op="RMS_NORM", title="x / √(Σx²/n + ε)", judge=_rms, draw=partial(_draw, "RMS_NORM", 1e-5))
+NORM = Operation(op="NORM", title="(x - μ) / √(variance + ε)", judge=_norm, draw=partial(_draw, "NORM", 1e-5))
+L2_NORM = Operation(op="L2_NORM", title="x / max(√Σx², ε)", judge=_l2, draw=partial(_draw, "L2_NORM", 1e-6))
 GROUP_NORM = Operation(op="GROUP_NORM", title="NORM over groups of channels", judge=_group, draw=_draw_groups)

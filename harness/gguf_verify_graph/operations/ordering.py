@@ -17,11 +17,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.llama.node import F32, I32, Array, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import F32, I32, Array, Node, NoDefinition, Operand, demand, parameters
 
-from .drawing import SIZES, Shape, floats
-from .judging import Judged, checked
-from .operation import Operation
+from .judging import Judged, Operation, checked
+from .random_inputs import SIZES, Shape, floats
 
 Indices = npt.NDArray[np.intp]
 _UP, _DOWN = 0, 1
@@ -30,8 +29,7 @@ _UP, _DOWN = 0, 1
 def _keys(node: Node) -> Array:
     """Return the values to be ordered. Raises NoDefinition."""
     x, out = node.source(0), node.output
-    if x.type_id != F32 or out.type_id != I32:
-        raise NoDefinition(f"{node.op} of {x.type} into {out.type}")
+    demand(x.type_id == F32 and out.type_id == I32, f"{node.op} of {x.type} into {out.type}")
     if np.isnan(x.data).any():
         raise NoDefinition(f"{node.op} of NaN")
     return x.data
@@ -50,8 +48,7 @@ def _named(keys: Array, indices: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
 
 def _argsort(node: Node) -> Judged:
     keys, order, got = _keys(node), node.integer(0), node.output.data
-    if order not in (_UP, _DOWN) or got.shape != keys.shape:
-        raise NoDefinition(f"ARGSORT {order} of {keys.shape} into {got.shape}")
+    demand(order in (_UP, _DOWN) and got.shape == keys.shape, f"ARGSORT {order} of {keys.shape} into {got.shape}")
     right = np.argsort(-keys if order == _DOWN else keys, axis=-1, kind="stable")
     if not keys.size:
         return checked(node, "order", np.zeros(got.shape, bool), right)
@@ -62,8 +59,7 @@ def _argsort(node: Node) -> Judged:
 def _top_k(node: Node) -> Judged:
     keys, got = _keys(node), node.output.data
     k = got.shape[-1]
-    if got.shape[:-1] != keys.shape[:-1] or not 0 < k <= keys.shape[-1]:
-        raise NoDefinition(f"TOP_K of {keys.shape} into {got.shape}")
+    demand(got.shape[:-1] == keys.shape[:-1] and 0 < k <= keys.shape[-1], f"TOP_K of {keys.shape} into {got.shape}")
     right = np.argsort(-keys, axis=-1, kind="stable")[..., :k]
     greatest = np.take_along_axis(keys, right, axis=-1)
     least = greatest[..., -1:]

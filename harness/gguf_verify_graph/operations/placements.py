@@ -16,17 +16,17 @@ _tri_f32, _set_f32, _acc_f32, _pad_f32, _pad_reflect_1d, _roll_f32; llama.cpp v0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.llama.node import F32, I32, Array, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import F32, I32, Array, Node, NoDefinition, Operand, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import arithmetic
-from .drawing import SIZES, Shape, floats
-from .judging import Judged, equal, within
-from .operation import Operation
+from .judging import Judged, Operation, equal, within
+from .random_inputs import SIZES, Shape, floats
 
 _TRIANGLES: tuple[Callable[[Array, Array], npt.NDArray[np.bool_]], ...] = (
     np.greater_equal, np.greater, np.less_equal, np.less,
@@ -43,36 +43,30 @@ def _same(node: Node, *types: int) -> Operand:
 
 def _same_shape(node: Node, *types: int) -> Operand:
     x = _same(node, *types)
-    if x.ne != node.output.ne:
-        raise NoDefinition(f"{node.op} of {x.shape} into {node.output.shape}")
+    demand(x.ne == node.output.ne, f"{node.op} of {x.shape} into {node.output.shape}")
     return x
 
 
-def _masked(fill: float) -> Callable[[Node], Judged]:
-    def judge(node: Node) -> Judged:
-        x, past = _same_shape(node), node.integer(0)
-        if past < 0:
-            raise NoDefinition(f"a past of {past}")
-        i1, i0 = np.ogrid[: x.ne[1], : x.ne[0]]
-        lowered = node.backend == "CUDA" and fill != 0
-        other = x.data - np.finfo(np.float32).max if lowered else np.full(x.shape, fill, np.float32)
-        return equal(node, "bytes", np.where(i0 <= past + i1, x.data, other))
-
-    return judge
+def _masked(node: Node) -> Judged:
+    fill = -np.inf if node.op == "DIAG_MASK_INF" else 0.0
+    x, past = _same_shape(node), node.integer(0)
+    demand(past >= 0, f"a past of {past}")
+    i1, i0 = np.ogrid[: x.ne[1], : x.ne[0]]
+    lowered = node.backend == "CUDA" and fill != 0
+    other = x.data - np.finfo(np.float32).max if lowered else np.full(x.shape, fill, np.float32)
+    return equal(node, "bytes", np.where(i0 <= past + i1, x.data, other))
 
 
 def _diag(node: Node) -> Judged:
     x, n = _same(node), node.source(0).ne[0]
-    if node.output.ne != (n, n, *x.ne[2:]) or x.ne[1] != 1:
-        raise NoDefinition(f"DIAG of {x.shape} into {node.output.shape}")
+    demand(node.output.ne == (n, n, *x.ne[2:]) and x.ne[1] == 1, f"DIAG of {x.shape} into {node.output.shape}")
     i1, i0 = np.ogrid[:n, :n]
     return equal(node, "bytes", np.where(i0 == i1, x.data, np.float32(0)))
 
 
 def _tri(node: Node) -> Judged:
     x, which = _same_shape(node), node.integer(0)
-    if not 0 <= which < len(_TRIANGLES):
-        raise NoDefinition(f"a triangle {which}")
+    demand(0 <= which < len(_TRIANGLES), f"a triangle {which}")
     i1, i0 = np.ogrid[: x.ne[1], : x.ne[0]]
     return equal(node, "bytes", np.where(_TRIANGLES[which](i0, i1), x.data, np.float32(0)))
 
@@ -96,8 +90,7 @@ def _part(node: Node) -> npt.NDArray[np.int64]:
 
 def _set(node: Node) -> Judged:
     x, z = _same_shape(node, F32, I32), node.source(1)
-    if z.type_id != x.type_id:
-        raise NoDefinition(f"SET of {z.type} in {x.type}")
+    demand(z.type_id == x.type_id, f"SET of {z.type} in {x.type}")
     flat = np.array(x.data).reshape(-1)
     flat[_part(node)] = z.data
     return equal(node, "bytes", flat.reshape(x.shape))
@@ -138,21 +131,17 @@ def _reflected(node: Node) -> Judged:
 def _roll(node: Node) -> Judged:
     x = _same_shape(node)
     shifts = [node.integer(i) for i in range(4)]
-    if any(abs(s) >= n for s, n in zip(shifts, x.ne, strict=True)):
-        raise NoDefinition(f"ROLL of {x.shape} by {shifts}")
+    demand(all(abs(s) < n for s, n in zip(shifts, x.ne, strict=True)), f"ROLL of {x.shape} by {shifts}")
     return equal(node, "bytes", np.roll(x.data, shifts[::-1], axis=(0, 1, 2, 3)))
 
 
-def _draw_masked(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        shapes: tuple[Shape, ...] = (*SIZES[:3], (1, 4, 7, 7), (2, 3, 33, 40))
-        for shape in shapes:
-            for past in (0, 3, max(0, shape[3] - shape[2])):
-                x = Operand.of(floats(rng, shape))
-                yield Node(op, (x,), Operand.blank(F32, *shape), parameters(past))
-                yield Node(op, (x,), x, parameters(past), view_of=0)
-
-    return draw
+def _draw_masked(op: str, rng: np.random.Generator) -> Iterator[Node]:
+    shapes: tuple[Shape, ...] = (*SIZES[:3], (1, 4, 7, 7), (2, 3, 33, 40))
+    for shape in shapes:
+        for past in (0, 3, max(0, shape[3] - shape[2])):
+            x = Operand.of(floats(rng, shape))
+            yield Node(op, (x,), Operand.blank(F32, *shape), parameters(past))
+            yield Node(op, (x,), x, parameters(past), view_of=0)
 
 
 def _draw_diag(rng: np.random.Generator) -> Iterator[Node]:
@@ -166,26 +155,23 @@ def _draw_tri(rng: np.random.Generator) -> Iterator[Node]:
             yield Node("TRI", (Operand.of(floats(rng, shape)),), Operand.blank(F32, *shape), parameters(which))
 
 
-def _draw_parts(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        whole: Shape = (2, 3, 9, 33)
-        x = Operand.of(floats(rng, whole))
-        for part, place in (((1, 1, 1, 7), 5), ((1, 1, 4, 9), 70), ((2, 2, 5, 17), 300), (whole, 0)):
-            z = Operand.of(floats(rng, part))
-            for inplace in (0, 1):
-                given = parameters(*x.nb[1:], 4 * place, inplace)
-                if inplace:
-                    yield Node(op, (x, z), x, given, view_of=0)
-                else:
-                    yield Node(op, (x, z), Operand.blank(F32, *whole), given)
-        turned = Operand.of(floats(rng, (1, 4, 3, 8))).permuted(0, 2, 1, 3)
-        yield Node(op, (x, turned), Operand.blank(F32, *whole), parameters(*x.nb[1:], 12, 0))
-        yield Node(op, (x, turned), Operand.blank(F32, *whole), parameters(200, 900, x.nb[3], 12, 0))
-        if op == "SET":
-            y, z = (Operand.of(rng.integers(-9, 9, each).astype(np.int32)) for each in (whole, (1, 1, 4, 9)))
-            yield Node(op, (y, z), Operand.blank(I32, *whole), parameters(*x.nb[1:], 280, 0))
-
-    return draw
+def _draw_parts(op: str, rng: np.random.Generator) -> Iterator[Node]:
+    whole: Shape = (2, 3, 9, 33)
+    x = Operand.of(floats(rng, whole))
+    for part, place in (((1, 1, 1, 7), 5), ((1, 1, 4, 9), 70), ((2, 2, 5, 17), 300), (whole, 0)):
+        z = Operand.of(floats(rng, part))
+        for inplace in (0, 1):
+            given = parameters(*x.nb[1:], 4 * place, inplace)
+            if inplace:
+                yield Node(op, (x, z), x, given, view_of=0)
+            else:
+                yield Node(op, (x, z), Operand.blank(F32, *whole), given)
+    turned = Operand.of(floats(rng, (1, 4, 3, 8))).permuted(0, 2, 1, 3)
+    yield Node(op, (x, turned), Operand.blank(F32, *whole), parameters(*x.nb[1:], 12, 0))
+    yield Node(op, (x, turned), Operand.blank(F32, *whole), parameters(200, 900, x.nb[3], 12, 0))
+    if op == "SET":
+        y, z = (Operand.of(rng.integers(-9, 9, each).astype(np.int32)) for each in (whole, (1, 1, 4, 9)))
+        yield Node(op, (y, z), Operand.blank(I32, *whole), parameters(*x.nb[1:], 280, 0))
 
 
 def _draw_pad(rng: np.random.Generator) -> Iterator[Node]:
@@ -213,15 +199,15 @@ def _draw_roll(rng: np.random.Generator) -> Iterator[Node]:
 
 
 DIAG_MASK_INF = Operation(
-    op="DIAG_MASK_INF", title="-∞ above a diagonal", judge=_masked(-np.inf), draw=_draw_masked("DIAG_MASK_INF")
+    op="DIAG_MASK_INF", title="-∞ above a diagonal", judge=_masked, draw=partial(_draw_masked, "DIAG_MASK_INF")
 )
 DIAG_MASK_ZERO = Operation(
-    op="DIAG_MASK_ZERO", title="0 above a diagonal", judge=_masked(0.0), draw=_draw_masked("DIAG_MASK_ZERO")
+    op="DIAG_MASK_ZERO", title="0 above a diagonal", judge=_masked, draw=partial(_draw_masked, "DIAG_MASK_ZERO")
 )
 DIAG = Operation(op="DIAG", title="a row as a diagonal", judge=_diag, draw=_draw_diag)
 TRI = Operation(op="TRI", title="a triangle, zeros elsewhere", judge=_tri, draw=_draw_tri)
-SET = Operation(op="SET", title="src[1] in a part of src[0]", judge=_set, draw=_draw_parts("SET"))
-ACC = Operation(op="ACC", title="src[1] added to a part of src[0]", judge=_acc, draw=_draw_parts("ACC"))
+SET = Operation(op="SET", title="src[1] in a part of src[0]", judge=_set, draw=partial(_draw_parts, "SET"))
+ACC = Operation(op="ACC", title="src[1] added to a part of src[0]", judge=_acc, draw=partial(_draw_parts, "ACC"))
 PAD = Operation(op="PAD", title="x with zeros around it", judge=_pad, draw=_draw_pad)
 PAD_REFLECT_1D = Operation(op="PAD_REFLECT_1D", title="rows with mirrored ends", judge=_reflected, draw=_draw_reflected)
 ROLL = Operation(op="ROLL", title="x shifted around its ends", judge=_roll, draw=_draw_roll)

@@ -17,21 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.llama.node import BF16, F16, F32, I32, I64, Node, NoDefinition, Operand, Sizes
+from gguf_verify.llama.node import BF16, F16, F32, I32, I64, Node, NoDefinition, Operand, Sizes, demand
 
-from .conversions import drawn_blocks, floats_of, store
-from .drawing import floats
-from .judging import Judged, equal
-from .operation import Operation
-from .quantizers import QUANTIZED
+from .conversions import QUANTIZED, floats_of, store
+from .judging import Judged, Operation, equal
+from .random_inputs import ALL_HALVES, floats, random_blocks, typed
 
 Indices = npt.NDArray[np.int64]
 
 
 def _indices(operand: Operand, rows: int, *types: int) -> Indices:
     """Return the indices. Raises NoDefinition for another type, and for an index out of range."""
-    if operand.type_id not in types:
-        raise NoDefinition(f"indices of {operand.type}")
+    demand(operand.type_id in types, f"indices of {operand.type}")
     found: Indices = operand.data.astype(np.int64)
     if found.size and (int(found.min()) < 0 or int(found.max()) >= rows):
         raise NoDefinition(f"an index out of range for {rows} rows")
@@ -53,16 +50,14 @@ def _get(node: Node) -> Judged:
     rows = x.data[i12, i11, at]
     if x.type_id == out.type_id and out.type_id in (F32, I32):
         return equal(node, "bytes", rows)
-    if out.type_id != F32 or x.type_id == I32:
-        raise NoDefinition(f"rows of {x.type} as {out.type}")
+    demand(out.type_id == F32 and x.type_id != I32, f"rows of {x.type} as {out.type}")
     made = store(floats_of(rows, x.type_id), out, out.data, node.backend)
     return equal(node, "as `to_float` decodes them" if x.blocks else "f32", made.data, made.allowed)
 
 
 def _set(node: Node) -> Judged:
     x, named, before, out = node.source(0), node.source(1), node.source(2), node.output
-    if x.type_id not in (F32, F16):
-        raise NoDefinition(f"writing rows of {x.type}")
+    demand(x.type_id in (F32, F16), f"writing rows of {x.type}")
     _fits(node, *zip(out.ne, before.ne, strict=True), (out.type_id, before.type_id), (x.ne[0], out.ne[0]))
     _fits(node, (x.ne[1], named.ne[0]), (x.ne[2], out.ne[2]), (x.ne[3], out.ne[3]), (named.ne[3], 1))
     if not all(named.ne[1:3]) or x.ne[2] % named.ne[1] or x.ne[3] % named.ne[2]:
@@ -86,17 +81,15 @@ def _draw_get(rng: np.random.Generator) -> Iterator[Node]:
     for shape, n in shapes:
         values = floats(rng, shape)
         named = Operand.of(rng.integers(0, shape[2], (1, *shape[:2], n)).astype(np.int32))
-        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-        x = Operand.of(values)
-        for each in (x, Operand.of(values.astype(np.float16)), Operand.of(bits, BF16)):
-            yield Node("GET_ROWS", (each, named), Operand.blank(F32, shape[0], shape[1], n, shape[3]))
+        for kind in (F32, F16, BF16):
+            yield Node("GET_ROWS", (typed(values, kind), named), Operand.blank(F32, shape[0], shape[1], n, shape[3]))
         whole = Operand.of(rng.integers(-(2**31), 2**31, shape).astype(np.int32))
         yield Node("GET_ROWS", (whole, named), Operand.blank(I32, shape[0], shape[1], n, shape[3]))
     turned = Operand.of(floats(rng, (2, 9, 3, 32))).permuted(0, 2, 1, 3)
     named = Operand.of(rng.integers(0, 9, (1, 2, 3, 6)).astype(np.int32))
     yield Node("GET_ROWS", (turned, named), Operand.blank(F32, 2, 3, 6, 32))
     for fmt in FORMATS.values():
-        raw = drawn_blocks(rng, fmt, 2 * 9 * 3).reshape(1, 2, 9, 3 * fmt.block_bytes)
+        raw = random_blocks(rng, fmt, (1, 2, 9, 3 * fmt.block_size), ALL_HALVES)
         named = Operand.of(rng.integers(0, 9, (1, 1, 2, 5)).astype(np.int32))
         yield Node("GET_ROWS", (Operand.of(raw, fmt.type_id), named), Operand.blank(F32, 1, 2, 5, 3 * fmt.block_size))
 
@@ -132,10 +125,7 @@ def _cache(rng: np.random.Generator, type_id: int, shape: Sizes) -> Operand:
     blank = Operand.blank(type_id, *shape)
     if blank.blocks:
         return Operand.of(rng.integers(0, 256, blank.data.shape, dtype=np.uint8), type_id)
-    old = floats(rng, shape)
-    if type_id == F32:
-        return Operand.of(old)
-    return Operand.of(old.astype(np.float16) if type_id == F16 else (old.view(np.uint32) >> 16).astype("<u2"), type_id)
+    return typed(floats(rng, shape), type_id)
 
 
 def values(rng: np.random.Generator, shape: Sizes) -> npt.NDArray[np.float32]:

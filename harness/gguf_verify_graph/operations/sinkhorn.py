@@ -37,11 +37,10 @@ import numpy as np
 from gguf_verify.llama.node import F32, Doubles, Node, Operand, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._recurrence import exp_error
-from .arithmetic import ULP, Arithmetic, arithmetic
-from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .arithmetic import ULP, Arithmetic, arithmetic, near_overflow
+from .judging import Judged, Operation, within
+from .random_inputs import floats
+from .recurrence import exp_error
 
 #: Number of streams; largest number of iterations tracked; tokens at a time.
 _STREAMS, _MOST, _AT_ONCE = 4, 128, 1024
@@ -191,8 +190,7 @@ def _logits(mixes: Doubles, scale: np.float64, base: Doubles, a: Arithmetic) -> 
     large = (np.abs(scaled) >= 2.0**126) & np.isfinite(mixes[:, 2 * _STREAMS :])
     demand(not (large.any() and np.isfinite(scale)), "DSV4_HC_COMB beyond float32")
     logits = scaled + base[2 * _STREAMS :]
-    large = (np.abs(logits) >= 2.0**126) & np.isfinite(logits)
-    demand(not large.any(), "DSV4_HC_COMB beyond float32")
+    demand(not near_overflow(logits, 2.0**126), "DSV4_HC_COMB beyond float32")
     off = UNIT_ROUNDOFF * (np.abs(scaled) + np.abs(logits)) + 2 * a.tiny
     shape = (len(mixes), _STREAMS, _STREAMS)
     return logits.reshape(shape), off.reshape(shape)

@@ -25,16 +25,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gguf_verify.llama.node import F32, Doubles, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._alibi import mask_of, slopes
 from .arithmetic import ULP, Arithmetic, added, arithmetic
-from .binary import in_range
-from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .attention_scores import mask_of, slopes
+from .judging import Judged, Operation, in_range, within
+from .random_inputs import floats
 
 #: Levels of the tree by which the CPU adds up a vector of float32.
 LEVELS = 4
@@ -43,8 +41,7 @@ LEVELS = 4
 def _judge(node: Node) -> Judged:
     node.floats(0)
     x, a = node.source(0).values, arithmetic(node.backend)
-    if x.shape != node.output.shape:
-        raise NoDefinition(f"SOFT_MAX of {node.source(0).ne} with an output of {node.output.ne}")
+    demand(x.shape == node.output.shape, f"SOFT_MAX of {node.source(0).ne} with an output of {node.output.ne}")
     with np.errstate(all="ignore"):
         v, off = _scores(node, x)
         sink = _sinks(node, x.shape)

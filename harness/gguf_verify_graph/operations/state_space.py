@@ -17,7 +17,7 @@ computes products of half matrices instead: that is not defined here.
     decay       the error of exp(Δ·A) is e^(error of Δ·A) - 1 plus its own ulps. It is common to all states of a head,
                 as that of x·Δ is. Both depend on one Δ: the variance of its error counts twice, since
                 (a + b)² ≤ 2·a² + 2·b².
-    state, y    running errors (`_recurrence`)
+    state, y    running errors (`recurrence`)
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ import numpy as np
 from gguf_verify.llama.node import F32, I32, Doubles, Node, Operand, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._recurrence import Running, exp_error, joined, stacked
 from .arithmetic import ULP, arithmetic, summed
-from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .random_inputs import floats
+from .recurrence import Running, exp_error, joined, stacked
 
 #: CUDA uses another algorithm for more tokens (SSM_SSD_MIN_TOKENS).
 _STEPS = 128

@@ -21,18 +21,18 @@ vulkan-shaders/sum_rows.comp; llama.cpp v0.5.0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from gguf_verify.llama.node import BF16, F16, F32, I32, I64, Doubles, Node, NoDefinition, Operand
+from gguf_verify.llama.node import BF16, F16, F32, I32, I64, Doubles, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, added, arithmetic
-from .drawing import SIZES, floats
-from .judging import Judged, equal, within
+from .judging import Judged, Operation, equal, within
 from .movements import repeats
-from .operation import Operation
+from .random_inputs import SIZES, floats, typed
 
 _DOUBLE = 2.0**-52
 
@@ -55,15 +55,15 @@ def one_by_one(terms: Doubles) -> tuple[Doubles, Doubles, Doubles]:
         return partial, bound, UNIT_ROUNDOFF * more / np.sqrt(3) * np.sqrt(np.cumsum(rounded**2, axis=-1))
 
 
-def _rows(node: Node, whole: bool) -> Judged:
-    """Judge SUM_ROWS and MEAN, or SUM (`whole`), which treats all values as one row."""
+def _rows(node: Node) -> Judged:
+    """Judge SUM_ROWS and MEAN, or SUM, which treats all values as one row."""
+    whole = node.op == "SUM"
     x, out, a = node.source(0), node.output, arithmetic(node.backend)
     if x.type_id not in (F32, F16, BF16) or x.type_id != out.type_id or (not whole and x.type_id != F32):
         raise NoDefinition(f"{node.op} of {x.type} into {out.type}")
     if out.ne != (1, 1, 1, 1) if whole else out.ne != (1, *x.ne[1:]):
         raise NoDefinition(f"{node.op} of {x.shape} into {out.shape}")
-    if not all(x.ne):
-        raise NoDefinition(f"{node.op} of nothing")
+    demand(all(x.ne), f"{node.op} of nothing")
     values = x.values
     if whole and a.doubles and x.type_id != F32:
         return _halves(node, values)
@@ -110,8 +110,7 @@ def _by_fours(terms: Doubles) -> Doubles:
 def _cumsum(node: Node) -> Judged:
     node.floats(0)
     x, a = node.source(0), arithmetic(node.backend)
-    if x.ne != node.output.ne:
-        raise NoDefinition(f"CUMSUM of {x.shape} into {node.output.shape}")
+    demand(x.ne == node.output.ne, f"CUMSUM of {x.shape} into {node.output.shape}")
     return _chain(node, x.values, a.doubles, every=True)
 
 
@@ -137,8 +136,7 @@ def _repeat_back(node: Node) -> Judged:
     split = [n for pair in zip(times, out.shape, strict=True) for n in pair]
     # the places of y[i]: the repetition of the fastest dimension is last, as the CPU backend adds them
     terms = x.values.reshape(split).transpose(1, 3, 5, 7, 0, 2, 4, 6).reshape(*out.shape, -1)
-    if not terms.size:
-        raise NoDefinition("REPEAT_BACK of nothing")
+    demand(terms.size > 0, "REPEAT_BACK of nothing")
     return _chain(node, terms, a.doubles, every=False)
 
 
@@ -156,13 +154,10 @@ def _drawn(rng: np.random.Generator) -> Iterator[Operand]:
     yield Operand.of(floats(rng, (2, 5, 3, 32))).permuted(0, 2, 1, 3)
 
 
-def _draw(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
-    def draw(rng: np.random.Generator) -> Iterator[Node]:
-        for x in _drawn(rng):
-            shape = x.shape if op == "CUMSUM" else (*x.shape[:3], 1)
-            yield Node(op, (x,), Operand.blank(F32, *shape))
-
-    return draw
+def _draw(op: str, rng: np.random.Generator) -> Iterator[Node]:
+    for x in _drawn(rng):
+        shape = x.shape if op == "CUMSUM" else (*x.shape[:3], 1)
+        yield Node(op, (x,), Operand.blank(F32, *shape))
 
 
 def _draw_sum(rng: np.random.Generator) -> Iterator[Node]:
@@ -170,8 +165,8 @@ def _draw_sum(rng: np.random.Generator) -> Iterator[Node]:
         yield Node("SUM", (x,), Operand.blank(F32, 1))
     for shape in SIZES:
         values = floats(rng, shape, 1.0)
-        yield Node("SUM", (Operand.of(values.astype(np.float16)),), Operand.blank(F16, 1))
-        yield Node("SUM", (Operand.of((values.view(np.uint32) >> 16).astype("<u2"), BF16),), Operand.blank(BF16, 1))
+        for kind in (F16, BF16):
+            yield Node("SUM", (typed(values, kind),), Operand.blank(kind, 1))
 
 
 def _draw_repeat_back(rng: np.random.Generator) -> Iterator[Node]:
@@ -192,11 +187,9 @@ def _draw_count(rng: np.random.Generator) -> Iterator[Node]:
         yield Node("COUNT_EQUAL", (x, x), Operand.blank(I64, 1))
 
 
-SUM = Operation(op="SUM", title="Σx", judge=lambda node: _rows(node, whole=True), draw=_draw_sum)
-SUM_ROWS = Operation(
-    op="SUM_ROWS", title="Σx of rows", judge=lambda node: _rows(node, whole=False), draw=_draw("SUM_ROWS")
-)
-MEAN = Operation(op="MEAN", title="Σx/n of rows", judge=lambda node: _rows(node, whole=False), draw=_draw("MEAN"))
-CUMSUM = Operation(op="CUMSUM", title="running sums of rows", judge=_cumsum, draw=_draw("CUMSUM"))
+SUM = Operation(op="SUM", title="Σx", judge=_rows, draw=_draw_sum)
+SUM_ROWS = Operation(op="SUM_ROWS", title="Σx of rows", judge=_rows, draw=partial(_draw, "SUM_ROWS"))
+MEAN = Operation(op="MEAN", title="Σx/n of rows", judge=_rows, draw=partial(_draw, "MEAN"))
+CUMSUM = Operation(op="CUMSUM", title="running sums of rows", judge=_cumsum, draw=partial(_draw, "CUMSUM"))
 REPEAT_BACK = Operation(op="REPEAT_BACK", title="sums of repetitions", judge=_repeat_back, draw=_draw_repeat_back)
 COUNT_EQUAL = Operation(op="COUNT_EQUAL", title="how many are equal", judge=_count, draw=_draw_count)

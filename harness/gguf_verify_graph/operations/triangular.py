@@ -27,9 +27,8 @@ from gguf_verify.llama.node import F32, Doubles, Node, Operand, demand
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, arithmetic, summed
-from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .random_inputs import floats
 
 
 def _substituted(triangle: Doubles, right: Doubles) -> Doubles:

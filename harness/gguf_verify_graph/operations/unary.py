@@ -26,20 +26,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from gguf_verify.llama.node import BF16, F16, F32, NUMBERED, Array, Doubles, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import BF16, F16, F32, NUMBERED, Doubles, Node, NoDefinition, Operand, parameters
 
-from .drawing import SIZES, Shape, floats
 from .functions import FUNCTIONS, ONE, SILU_OF_VECTORS, Function, judge_function, same_shape
 from .intervals import Interval, Steps, enclosed, point, where
-from .judging import Judged
-from .operation import Operation
+from .judging import Judged, Operation
+from .random_inputs import SIZES, floats, turning, typed
 
 VARIANTS = NUMBERED["UNARY"]
-#: Arguments at which a function changes direction, ends, underflows or overflows.
-TURNS = (
-    0.0, 1e-40, 1e-10, 0.25, 0.5 - 2.0**-25, 0.5, 1.5, 2.5, 3.0, 9.99, 10.0, 10.01, 20.0, 20.01, 60.0, 88.0, 88.5, 89.0,
-    104.0, 200.0, 8388609.0, 1e10, 1e30,
-)  # fmt: skip
 
 
 def tabled(function: Function, cut: float = np.nan) -> Callable[[Steps, Doubles], tuple[Doubles, Interval]]:
@@ -168,23 +162,6 @@ def _judge(node: Node) -> Judged:
         raise NoDefinition(node.operation)
     # in float16, the table of halves only adds the rounding of the output
     return judge_function(node, SILU_OF_VECTORS if on_cpu and node.variant == "SILU" else function)
-
-
-def typed(values: Array, type_id: int) -> Operand:
-    """Return float32 values as an operand of another type: halves in range, or the upper bits for bfloat16."""
-    if type_id == F16:
-        return Operand.of(np.clip(values, -65504, 65504).astype(np.float16))
-    return Operand.of((values.view(np.uint32) >> 16).astype(np.uint16), BF16) if type_id == BF16 else Operand.of(values)
-
-
-def turning(rng: np.random.Generator, shape: Shape) -> Array:
-    """Return random numbers that include, where there is room, those at which functions change direction."""
-    x = floats(rng, shape)
-    flat = x.reshape(-1)
-    if flat.size > 4 * len(TURNS):
-        at = rng.choice(flat.size, 2 * len(TURNS), replace=False)
-        flat[at] = np.concatenate([TURNS, np.negative(TURNS)]).astype(np.float32)
-    return x
 
 
 def _draw(rng: np.random.Generator) -> Iterator[Node]:

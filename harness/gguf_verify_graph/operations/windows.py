@@ -21,9 +21,8 @@ from gguf_verify.llama.node import F16, F32, Node, Operand, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import arithmetic
-from .drawing import floats
-from .judging import Judged, equal, within
-from .operation import Operation
+from .judging import Judged, Operation, equal, within
+from .random_inputs import floats
 
 
 def _part(node: Node) -> Judged:

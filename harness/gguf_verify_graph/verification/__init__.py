@@ -3,7 +3,6 @@
 This package may import what a verification may: llama, operations, gguf and everything below.
 """
 
-from .devices import known_devices
-from .run import check_pattern, verify_graph
+from .run import check_pattern, known_devices, verify_graph
 
 __all__ = ["check_pattern", "known_devices", "verify_graph"]

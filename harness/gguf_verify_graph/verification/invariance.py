@@ -31,11 +31,11 @@ class Invariance:
     """Digests of each node's output for each token in the first evaluation, and the differences in later ones.
 
     Args:
-        asked: whether whole graphs are evaluated in several ways; if not, nothing is compared.
+        enabled: whether whole graphs are evaluated in several ways; if not, nothing is compared.
     """
 
-    def __init__(self, asked: bool) -> None:
-        self._asked = asked
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
         self._first: dict[tuple[str, int, int], bytes] = {}
         self._found: list[Varying] = []
         self._micro, self._tokens, self._reference = 0, 0, 0
@@ -60,7 +60,7 @@ class Invariance:
             slot: the placement in words; "" for the first slot, alone.
             shared: whether another sequence is evaluated too.
         """
-        if not self._asked:
+        if not self._enabled:
             return
         self._micro, self._tokens, self._ahead, self._slot = min(micro, tokens), tokens, ahead, slot
         self._shared, self._caches, self._over_cells = shared, set(), set()
@@ -89,19 +89,17 @@ class Invariance:
                 self._compared += 1
                 if self._first[key] != digest:
                     self._differs = True
-                    self._tell(given, self._at + i)
+                    self._record(named_by_type(given.node), given.name, given.device, self._at + i)
                     return
 
     def _is_over_cells(self, node: Node) -> bool:
-        """Whether an output has a value for each cell of a cache along its fastest axis."""
+        """Return whether an output has a value for each cell of a cache along its fastest axis."""
         names = [None if s is None else s.name for s in node.sources]
         if node.op == "SET_ROWS" and node.view_of is not None:
             self._caches.add(names[node.view_of] or "")
         over = [s for s in node.sources if s is not None and s.name in self._over_cells]
-        if node.op in (
-            "MUL_MAT",
-            "MUL_MAT_ID",
-        ):  # products of a cache's keys and queries, not of scores and a cache's values
+        if node.op in ("MUL_MAT", "MUL_MAT_ID"):
+            # products of a cache's keys and queries, not of scores and a cache's values
             found = names[0] in self._caches and not over
         else:
             found = any(s.ne[0] == node.output.ne[0] for s in over)
@@ -109,37 +107,26 @@ class Invariance:
             self._over_cells.add(node.output.name)
         return found
 
-    def _tell(self, given: GraphNode, token: int) -> None:
-        assert given.node is not None
+    def end(self) -> None:
+        """End the evaluation of the prompt."""
+        if self._micro and self._evaluations > 1 and not self._differs:
+            self._record("", "", "", -1)
+        self._micro = 0
+
+    def _record(self, operation: str, node: str, device: str, token: int) -> None:
+        """Record the first difference of an evaluation, or that there is none."""
         self._found.append(
             Varying(
                 micro_batch=self._micro,
                 against=self._reference,
-                operation=named_by_type(given.node),
-                node=printable(given.name, 100),
-                device=printable(given.device, 100),
+                operation=operation,
+                node=printable(node, 100),
+                device=printable(device, 100),
                 token=token,
                 compared=self._compared,
                 slot=self._slot,
             )
         )
-
-    def end(self) -> None:
-        """End the evaluation of the prompt."""
-        if self._micro and self._evaluations > 1 and not self._differs:
-            self._found.append(
-                Varying(
-                    micro_batch=self._micro,
-                    against=self._reference,
-                    operation="",
-                    node="",
-                    device="",
-                    token=-1,
-                    compared=self._compared,
-                    slot=self._slot,
-                )
-            )
-        self._micro = 0
 
 
 def _by_token(node: Node, tokens: int) -> list[bytes]:

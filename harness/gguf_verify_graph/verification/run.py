@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.backend_results import DeviceInfo, GraphOptions, GraphReport, GraphStep, Varying
+from gguf_verify.backend_results import DeviceInfo, EndedBy, GraphOptions, GraphReport, GraphStep, LlamaBuild, Varying
 from gguf_verify.formats import tensor_type
 from gguf_verify.gguf.hyper_parameters import why_meaningless
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.llama import Evaluation, Llama, LlamaRefused
+from gguf_verify.llama.builds import path_of
 from gguf_verify.llama.evaluations import ALONE, Slot
 from gguf_verify.llama.process import FileRefused
 from gguf_verify.processes.sandbox import sandboxed
@@ -29,7 +32,6 @@ from gguf_verify.support.progress import progress_bar, under_way
 from gguf_verify.support.text import printable
 from gguf_verify.support.version import project_version
 
-from .devices import build_of, devices_of, open_llama
 from .fusing import FUSED, Fusing
 from .invariance import Invariance
 from .steps import step_of
@@ -49,26 +51,52 @@ def verify_graph(path: Path | str, options: GraphOptions | None = None, command:
     """
     options = options or GraphOptions()
     with sandboxed(options.sandbox), open_model(path) as model, open_llama(options) as llama:
-        return Run(model, llama, options, command).report()
+        return Run(model, llama, options).report(command)
+
+
+@contextmanager
+def open_llama(options: GraphOptions) -> Iterator[Llama]:
+    """Start llama.cpp's process with the requested build. Raises UsageError, EnvironmentFault."""
+    with Llama(options.time_limit, options.verbose, build=path_of(options.llama)) as llama:
+        yield llama
+
+
+def known_devices(options: GraphOptions) -> tuple[LlamaBuild, list[DeviceInfo]]:
+    """Return a build of llama.cpp and its devices. Raises UsageError, EnvironmentFault."""
+    with sandboxed(options.sandbox), open_llama(options) as llama:
+        return build_of(llama), devices_of(llama)
+
+
+def devices_of(llama: Llama) -> list[DeviceInfo]:
+    """Return the devices in the build's ggml registry."""
+    return [
+        DeviceInfo(
+            name=printable(d.name, 100), backend=printable(d.backend, 100), description=printable(d.description, 200),
+            kind=printable(d.kind, 100), memory=d.total,
+        )
+        for d in llama.devices()
+    ]  # fmt: skip
+
+
+def build_of(llama: Llama) -> LlamaBuild:
+    """Return the build that a llama.cpp process has loaded."""
+    said = llama.versions()
+    return LlamaBuild(
+        llama_cpp=printable(said["llama_cpp"], 100),
+        ggml=printable(said["ggml"], 100),
+        llama_cpp_python=printable(said["llama_cpp_python"], 100),
+        folder=printable(said["folder"], 400),
+        features=printable(said["system"], 600),
+    )
 
 
 class Run:
     """One run; `report` performs it."""
 
-    def __init__(self, model: Model, llama: Llama, options: GraphOptions, command: str) -> None:
+    def __init__(self, model: Model, llama: Llama, options: GraphOptions) -> None:
         self._model, self._llama, self._options = model, llama, options
         self._device = self._chosen()
         self._tally = Tally(self._device.name, options.node)
-        self._report = GraphReport(
-            gguf_verify=project_version(),
-            path=str(model.path),
-            sha256=model.sha256(),
-            architecture=printable(model.architecture or "", 64),
-            build=build_of(llama),
-            device=self._device,
-            options=options,
-            command=command,
-        )
         self._evaluations: list[str] = []
         self._steps: list[GraphStep] = []
         whole = options.ops == GraphOptions.ops and not options.node
@@ -86,26 +114,46 @@ class Run:
         there = f"{nearest(wanted, names)}there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
         raise UsageError(f"no device is called {wanted}: {there}", "device")
 
-    def report(self) -> GraphReport:
-        """Evaluate and judge."""
-        began, report = time.monotonic(), self._report
+    def report(self, command: str) -> GraphReport:
+        """Evaluate, judge, and return the report."""
+        sha256, build, began = self._model.sha256(), build_of(self._llama), time.monotonic()
+        ended = self._ending()
+        fault = printable(str(ended), 600) if isinstance(ended, Exception) else ""
+        ended_by: EndedBy = "" if isinstance(ended, Exception) else ended
+        if not ended_by:
+            fault = fault or self._model.altered() or ""
+        return GraphReport(
+            gguf_verify=project_version(),
+            path=str(self._model.path),
+            sha256=sha256,
+            architecture=printable(self._model.architecture or "", 64),
+            build=build,
+            device=self._device,
+            options=self._options,
+            evaluations=tuple(self._evaluations),
+            operations=self._tally.operations,
+            wrong=tuple(self._tally.wrong),
+            wrong_nodes=self._tally.wrong_nodes,
+            not_judged=self._tally.not_judged,
+            graph=tuple(self._steps),
+            varying=self._invariance.found + self._slots.found + self._fused,
+            fault=fault,
+            ended_by=ended_by,
+            seconds=time.monotonic() - began,
+            command=command,
+        )
+
+    def _ending(self) -> EndedBy | LlamaFault | LlamaRefused:
+        """Evaluate the graph. Returns what ended the run early, or the fault that broke it off."""
         try:
             self._evaluate()
         except (LlamaFault, LlamaRefused) as error:
-            report.fault = printable(str(error), 600)
+            return error
         except KeyboardInterrupt as error:
-            report.ended_by = signal_of(error)
+            return signal_of(error)
         except _FirstFailure:
-            report.ended_by = "first failure"
-        altered = None if report.ended_by else self._model.altered()
-        if altered is not None:
-            report.fault = report.fault or altered
-        report.evaluations, report.graph = tuple(self._evaluations), tuple(self._steps)
-        report.operations, report.not_judged = self._tally.operations, self._tally.not_judged
-        report.varying = self._invariance.found + self._slots.found + self._fused
-        report.wrong, report.wrong_nodes = tuple(self._tally.wrong), self._tally.wrong_nodes
-        report.seconds = time.monotonic() - began
-        return report
+            return "first failure"
+        return ""
 
     def _evaluate(self) -> None:
         options, model = self._options, self._llama.model

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from gguf_verify.backend_results import MAX_WRONG, NotJudged, OperationResult, WrongNode
 from gguf_verify.llama.graph import GraphNode
 from gguf_verify.support.text import printable
@@ -98,10 +100,8 @@ class Tally:
             first=None,
         )
         known = old.definitions if judged.definition in old.definitions else (*old.definitions, judged.definition)
-        self._found[key] = OperationResult(
-            operation=operation,
-            device=device,
-            fell_back=old.fell_back,
+        self._found[key] = replace(
+            old,
             nodes=old.nodes + 1,
             elements=old.elements + judged.elements,
             definitions=known,

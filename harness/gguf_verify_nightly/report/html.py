@@ -29,7 +29,7 @@ MOST_BASELINES, MOST_CHANGES, MOST_OTHER_CHANGES = 20, 500, 40
 
 
 class RungOfNight(NamedTuple):
-    """A rung over all cells: whose worst utilisation, how large and where; the cells; their time."""
+    """A rung over all cells: side, worst utilisation and place; the cells; their time."""
 
     name: str
     worst: Sequence[tuple[str, float, str]]

@@ -38,8 +38,8 @@ def _past(night: Night, verdict: Verdict) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    # what was opened is kept with the night, by which it is resumed; the report of a run has it, too
-    fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__ if name != "opened"}
+    # the report of a run, or of its graph, has these too
+    fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__ if name not in ("opened", "failed")}
     report = None if cell.report is None else of_run(cell.report)
     graph = None if cell.graph is None else of_graph(cell.graph)
     return {

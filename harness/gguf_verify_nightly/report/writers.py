@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
-from gguf_verify.report import json, writers
+from gguf_verify.report import json, junit, markdown, writers
 from gguf_verify.report.writer import Render
-from gguf_verify.report.writers import late, late_at_terminal
+from gguf_verify.report.writers import late, late_at_terminal, of_digest
 
 
 class NightKind(StrEnum):
@@ -25,8 +25,10 @@ def _late(module: str) -> dict[StrEnum, Render]:
 
 HTML = replace(writers.HTML, renders=_late("html"))
 JSON = replace(json.WRITER, renders=_late("json"))
-JUNIT = replace(writers.JUNIT, renders=_late("junit"))
-MARKDOWN = replace(writers.MARKDOWN, renders=_late("markdown"))
+JUNIT = replace(writers.JUNIT, renders={NightKind.NIGHT: of_digest(junit.render, f"{__package__}.digest", "digest")})
+MARKDOWN = replace(
+    writers.MARKDOWN, renders={NightKind.NIGHT: of_digest(markdown.render, f"{__package__}.digest", "digest")}
+)
 TEXT = replace(
     writers.TEXT,
     renders={

@@ -23,7 +23,7 @@ from tests.support.refusals import refused_in_one_line
 
 
 class Scripted:
-    """Stands for a `ChildProcess` that says what it is told to: one message at once, the rest when it is asked."""
+    """Stands for a `ChildProcess`: sends one message at once, and the rest after a request."""
 
     pid, alive, stopped_for, folder = -1, False, "", None  # no process: those of 0 are all of this machine
 
@@ -60,7 +60,7 @@ class Scripted:
 
 
 def seeds() -> Iterator[bytes]:
-    """A first message and an answer; every kind of answer; and what is none."""
+    """A first message and an answer; every kind of answer; and messages that are no answer."""
     hello = {"formats": ["Q4_0"], "semantics": "q8_1"}
     answers: tuple[Any, ...] = (
         {"ok": True, "of": 1}, {"ok": True}, {"environment": "no such\ncard"}, {"fault": "it raised \x1b[31m", "of": 1},
@@ -82,7 +82,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check_fault(fault: KernelFault) -> None:
-    """What goes with the line is printable, too."""
+    """The text beside the line is printable, too."""
     assert fault.cause.isprintable()
     if isinstance(fault, KernelFinding):
         assert all(line.isprintable() for line in (fault.kind, *fault.lines))

@@ -1,4 +1,4 @@
-"""A case of `--save-case` from somebody else: its description, and arrays in NumPy's format."""
+"""A case of `--save-case` from another user: its description, and arrays in NumPy's format."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """A declaration that is accepted launches numbers, or says why not; its domain is what it says of itself."""
+    """An accepted declaration launches numbers or says why not; its domain is the declared one."""
     try:
         text = data.decode()
     except UnicodeDecodeError:  # the reader of the file refuses it before

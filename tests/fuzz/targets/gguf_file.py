@@ -26,7 +26,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """Every byte has one owner, the findings are on one line, and what is read twice is read alike."""
+    """Every byte has one owner, each finding is on one line, and a second reading gives the same."""
     path = folder / NAMES[len(data) % len(NAMES)]
     path.write_bytes(data)
     first, again = check_file(path), check_file(path)
@@ -44,7 +44,7 @@ def check(folder: Path, data: bytes) -> None:
 
 
 def check_strings(strings: Strings) -> None:
-    """Every way to read them says the same."""
+    """Every way to read them gives the same."""
     whole = list(strings)
     assert len(whole) == len(strings)
     assert strings == whole
@@ -60,7 +60,7 @@ def check_strings(strings: Strings) -> None:
 
 
 TARGET = Target(
-    "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, share=4, inputs=300, largest=1 << 16,
+    "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, share=4, inputs=600, largest=1 << 16,
     covered=tuple(
         f"gguf_verify.gguf.{name}" for name in ("parser", "layout", "records", "storage", "consistency")
     ),

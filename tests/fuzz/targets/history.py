@@ -67,7 +67,7 @@ def valid() -> bytes:
 
 
 def check_file(path: Path) -> None:
-    """What the command line reads of a history is refused in one line, or shown without a control character."""
+    """The command line refuses a history in one line, or shows it without a control character."""
     with refused_in_one_line(), History(path, make=False) as history:
         nights = history.nights(10)
         pins = history.pins()
@@ -169,7 +169,7 @@ def mutate_values(data: bytes, rng: random.Random) -> bytes:
 
 
 def check_values(folder: Path, data: bytes) -> None:
-    """The valid history with these changes, as far as SQLite takes them."""
+    """The valid history with these changes, as long as SQLite accepts them."""
     try:
         changes = json.loads(data)
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ from gguf_verify.support.errors import HarnessError
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
 
-#: What `receive` documents, and its class for what is no message.
+#: The documented errors of `receive`, and its class for an invalid message.
 ERRORS: tuple[type[BaseException], ...] = (
     EOFError, OSError, HarnessError, getattr(protocol, "ProtocolError", HarnessError),
 )  # fmt: skip
@@ -29,7 +29,7 @@ LARGE = protocol.SMALL + 8
 
 
 class _Kept:
-    """Stands for a connection, and keeps what is sent over it."""
+    """Stands for a connection, and keeps the messages."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -39,7 +39,7 @@ class _Kept:
 
 
 def message(header: dict[str, Any], *arrays: np.ndarray) -> bytes:
-    """What `send` writes."""
+    """The bytes that `send` writes."""
     kept = _Kept()
     protocol.send(kept, header, *arrays)  # type: ignore[arg-type]
     return mutations.framed(*kept.messages)
@@ -69,7 +69,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """What is received holds no more bytes than were sent, and nothing but a number that was sent."""
+    """A received message holds no more bytes than were sent, and only numbers that were sent."""
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
@@ -91,7 +91,7 @@ def check(folder: Path, data: bytes) -> None:
 
 
 def check_again(header: dict[str, Any], arrays: list[np.ndarray]) -> None:
-    """What was received can be sent on, and is received as the same."""
+    """A received message can be sent on, and is received unchanged."""
     ours, theirs = (Connection(side.detach()) for side in socket.socketpair())
     with ours, theirs:
         protocol.send(ours, header, *arrays)

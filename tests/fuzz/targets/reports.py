@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gguf_verify.audit import Audit
-from gguf_verify.audit.record import AuditHeader
+from gguf_verify.audit.record import Audit, AuditHeader
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.report import Report
 from gguf_verify_nightly.records import Key, Night, Outcome
@@ -26,7 +25,7 @@ from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support import bisection_records, graph_records, nights
 
-#: What a terminal, a page or a report may hold besides printable characters.
+#: Characters that a terminal, a page or a report may hold besides printable ones.
 ALLOWED = {"\n"}
 
 
@@ -112,7 +111,7 @@ def _no_constant(text: str) -> None:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """Every text that a writer makes is valid, and holds no character that acts on who reads it."""
+    """Every text of a writer is valid, and holds no character that a terminal or browser acts on."""
     name = data.decode("utf-8", "surrogateescape")
     for kind in (Kind.RUN, Kind.AUDIT, NightKind.NIGHT, Kind.GRAPH, Kind.BISECTION):
         result = made(kind, name)

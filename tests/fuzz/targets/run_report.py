@@ -17,7 +17,7 @@ from tests.fuzz.target import Target
 from tests.support.nights import gemm_names, run_report
 from tests.support.refusals import refused_in_one_line
 
-#: What stands for a value that is left out.
+#: Stands for a value that is dropped.
 DROPPED = "(dropped)"
 
 
@@ -47,7 +47,7 @@ def changed(changes: Any) -> bytes:
 
 
 def text_of(data: bytes) -> bytes:
-    """What an input stands for: {"changes": …} for a changed report, anything else for itself."""
+    """The text of an input: {"changes": …} is a changed report, anything else itself."""
     try:
         said = json.loads(data)
         if isinstance(said, dict) and isinstance(said.get("changes"), list):
@@ -58,7 +58,7 @@ def text_of(data: bytes) -> bytes:
 
 
 def seeds() -> Iterator[bytes]:
-    """A report with nothing and with one thing changed, and what is none."""
+    """A report with nothing and with one thing changed, and texts that are no report."""
     rung: list[object] = ["rungs", 0]
     values: tuple[tuple[list[object], object], ...] = (
         (["rungs"], []), ([*rung, "name"], "\x1b[31m"), ([*rung, "name"], DROPPED), (rung, 7), (["rungs"], 7),

@@ -15,7 +15,7 @@ from tests.fuzz.target import Target
 from tests.support.refusals import refused_in_one_line
 
 OTHERS = {"a.h": '#include "b.h"\n', "b.h": '#include "a.h"\n', "c d.h": "", "e.cuh": "#define E 1\n"}
-#: Of `of_makefile`'s names: what a compiler escapes.
+#: Characters that a compiler escapes in the names of `of_makefile`.
 ESCAPED = re.compile(r"([ \t#])")
 
 
@@ -34,7 +34,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """The scanners end, name files that are there, each once, and what one copies the other finds."""
+    """The scanners end and name existing files, each once; a file that one copies is found by the other."""
     for name, text in OTHERS.items():
         if not (folder / name).exists():
             (folder / name).write_text(text)

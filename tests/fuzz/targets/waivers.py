@@ -17,7 +17,7 @@ NAMES = gemm_names(2)
 
 
 def seeds() -> Iterator[bytes]:
-    """The reference, files with one mistake each, and what is no TOML."""
+    """The reference, files with one mistake each, and texts that are no TOML."""
     yield REFERENCE.encode()
     entry = '[[waiver]]\ntensor = "blk.0.*"\nreason = "issue 42"\nuntil = 2999-01-31\n'
     yield entry.encode()
@@ -38,7 +38,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """A waiver says what it waives; a run's failures are waived by one that has not ended, and nothing else changes."""
+    """A waiver has a scope; only one that has not expired covers failures of a run, and it changes nothing else."""
     path = folder / "waivers.toml"
     path.write_bytes(data)
     with refused_in_one_line(UsageError):

@@ -55,17 +55,6 @@ def made(sources: Sources) -> Callable[[str], Claim]:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", claims.CHECKS)
-def test_the_page_states_what_the_check_gives(made: Callable[[str], Claim], name: str) -> None:
-    claim = made(name)
-    page = claims.PAGE.read_text()
-    number = list(claims.CHECKS).index(name) + 1
-    section = re.search(rf"\n## Claim {number}\n(.*?)(?=\n## Claim|\Z)", page, re.DOTALL)
-    assert section, "run `python -m tools.measure claims`"
-    for part in (claim.statement, f"**{claims.sentence(claim.verdict)}**", *claim.evidence, f"-k {name}`"):
-        assert part in section[1], "run `python -m tools.measure claims`"
-
-
 def test_the_page_is_current(made: Callable[[str], Claim]) -> None:
     expected = claims.render({name: made(name) for name in claims.CHECKS})
     assert claims.PAGE.read_text() == expected, "run `python -m tools.measure claims`"
@@ -138,7 +127,7 @@ def by_write_ups(type_id: int, x: Array) -> Array:
     return written_up(next(f for f in FORMATS.values() if f.type_id == type_id), x)
 
 
-def test_a_quantizer_by_write_ups_is_told(sources: Sources) -> None:
+def test_a_quantizer_by_write_ups_is_detected(sources: Sources) -> None:
     theirs = replace(sources, llama=Altered(sources.llama, quantize=by_write_ups))
     assert blocks.q4_0_scale(theirs).verdict == "true"
     assert blocks.quantizers_byte_identical(theirs).verdict == "true"
@@ -153,7 +142,7 @@ def test_a_quantizer_by_write_ups_is_told(sources: Sources) -> None:
     assert one.verdict == "true only for Q4_0, Q4_1, Q5_0 and Q8_0; all but 3 blocks of Q5_1 agree"
 
 
-def test_float32_scales_are_told(sources: Sources) -> None:
+def test_float32_scales_are_detected(sources: Sources) -> None:
     def wide(type_id: int, x: Array) -> Array:
         amax = np.abs(x).reshape(len(x), -1, 32).max(axis=-1)
         return Q8_1_D4.pack(d=amax / np.float32(127), qs=np.zeros((*amax.shape, 32), np.int8)).reshape(len(x), -1)
@@ -169,7 +158,7 @@ def test_float32_scales_are_told(sources: Sources) -> None:
     assert blocks.scales_are_fp32(half).verdict == "false"
 
 
-def test_other_sums_are_told(sources: Sources) -> None:
+def test_other_sums_are_detected(sources: Sources) -> None:
     raw = replace(sources, llama=Altered(sources.llama, from_float=lambda _type, x: encode_q8_1(x)))
     assert blocks.s_is_the_raw_sum(raw).verdict == "true"
     a = sources.cuda["q8_1"]
@@ -179,7 +168,7 @@ def test_other_sums_are_told(sources: Sources) -> None:
     assert blocks.s_is_the_raw_sum(codes).verdict == "false"
 
 
-def test_another_order_of_bits_is_told(sources: Sources) -> None:
+def test_another_order_of_bits_is_detected(sources: Sources) -> None:
     def interleaved(type_id: int, raw: Array, n: int) -> Array:
         """Bits 2j and 2j + 1 of qh belong to the two nibbles of qs[j]."""
         values = sources.llama.to_float(type_id, raw, n)
@@ -202,7 +191,7 @@ def test_another_order_of_bits_is_told(sources: Sources) -> None:
     assert blocks.bit_order(theirs).verdict == "true only for Q5_0 and Q5_1"
 
 
-def test_another_formula_is_told(sources: Sources) -> None:
+def test_another_formula_is_detected(sources: Sources) -> None:
     def raw_sums(type_id: int, w: Array, x: Array) -> Array:
         fmt = next(f for f in FORMATS.values() if f.type_id == type_id)
         return exact_result(SEMANTICS["q8_1"], fmt, w, encode_q8_1(x)).astype(np.float32)
@@ -216,7 +205,7 @@ def test_another_formula_is_told(sources: Sources) -> None:
     assert products.offset_formula(replace(sources, cuda={**sources.cuda, "Q4_0/few": y})).verdict == "false"
 
 
-def test_sums_that_stay_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_stay_are_detected(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "with_sums", lambda x, _s: x)
     assert products.leaving_out_s(sources).verdict == "false"
 
@@ -230,7 +219,7 @@ def test_exceptions_of_leaving_out_s_are_measured(sources: Sources) -> None:
     assert found.verdict == "true only for products that use s and activations whose blocks do not sum to 0"
 
 
-def test_other_data_is_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_data_are_detected(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uniform data and the write-ups' quantizer, in place of Gaussian data and ggml's."""
 
     def gaussian(seed: int, *shape: int) -> Array:
@@ -242,13 +231,13 @@ def test_other_data_is_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -
     assert found.verdict == "true only for Q4_0, Q4_1, Q8_0, W4A8 and W4A16"
 
 
-def test_sums_that_are_better_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_better_sums_are_detected(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "sum_of_codes", lambda x: sum_of_codes(x) * np.float32(1.5))
     theirs = Altered(sources.llama, multiply=lambda *a: sources.llama.multiply(*a) * np.float32(1.1))
     assert products.raw_sums_are_more_accurate(replace(sources, llama=theirs)).verdict == "true"
 
 
-def test_formats_of_one_error_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_of_one_error_are_detected(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights with a single value, which every format represents exactly up to the scale."""
     monkeypatch.setattr(products, "real_weights", lambda: {"w": np.ones((4, 256), np.float32)})
 
@@ -268,7 +257,7 @@ def test_formats_of_one_error_are_told(sources: Sources, monkeypatch: pytest.Mon
     assert products.one_figure_per_format(shifted).verdict == "true"
 
 
-def test_aligned_words_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aligned_words_are_detected(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the sanitizer reports no load, the claim is false; if it reports 2-byte loads, it is true without limits."""
     monkeypatch.setattr(blocks, "_sanitized", lambda *_: "clean")
     assert blocks.q8_0_misaligned(sources).verdict == "false"
@@ -298,7 +287,7 @@ AS_CLAIMED = [
 F32_AS_CLAIMED = ["`f32_naive` | 1 | 1", "`f32_tiled` | 1.76 | 1.76", "`f32_vectorized` | 2 | 2"]
 
 
-def test_gains_are_told(sources: Sources) -> None:
+def test_gains_are_detected(sources: Sources) -> None:
     page = with_table(with_table(sources.benchmarks, "ladder", AS_CLAIMED), "ladder of f32", F32_AS_CLAIMED)
     fast = speed.gains(replace(sources, benchmarks=page))
     assert fast.verdict.startswith("true on one ")
@@ -312,7 +301,7 @@ def test_gains_are_told(sources: Sources) -> None:
         speed.gains(replace(sources, benchmarks=page.replace("bench: ladder -->", "")))
 
 
-def test_costs_are_told(sources: Sources) -> None:
+def test_costs_are_detected(sources: Sources) -> None:
     def rows(q5: float) -> list[str]:
         times = {"Q4_0": 10.0, "Q4_1": 11.0, "Q5_0": q5, "Q5_1": q5, "Q8_0": 12.0}
         return [
@@ -332,7 +321,7 @@ def test_costs_are_told(sources: Sources) -> None:
     assert "+18 %" in costs[0].evidence[1]
 
 
-def test_counts_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_counts_are_detected(sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(arithmetic, "CLAIMED_VDR", (2, 8))
     assert arithmetic.vec_dot_ratio(sources).verdict.startswith("true only for Q8_0, Q4_K and Q5_K, and in MMQ")
     monkeypatch.setattr(arithmetic, "VDR", {"Q8_0": (2, 8, 1)})
@@ -352,7 +341,7 @@ def test_counts_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_
         arithmetic.reuse(replace(sources, kernels=tmp_path))
 
 
-def test_a_gain_as_large_as_the_reuse_is_told(sources: Sources) -> None:
+def test_a_gain_as_large_as_the_reuse_is_detected(sources: Sources) -> None:
     rows = ["`q8_1_naive` | 1 | 1 | 1", "`q8_1_tiled` | 16 | 16 | 1"]
     page = with_table(sources.benchmarks, "ladder", rows)
     assert arithmetic.reuse(replace(sources, benchmarks=page)).verdict == "true"

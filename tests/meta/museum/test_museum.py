@@ -129,7 +129,7 @@ def test_labels_can_be_met() -> None:
     assert not PENDING["caught"].keys() & PENDING["named"].keys()
 
 
-def test_a_twin_differs_in_what_its_label_says(tmp_path: Path) -> None:
+def test_a_twin_differs_as_its_label_states(tmp_path: Path) -> None:
     for exhibit in EXHIBITS.values():
         right = exhibit.twin(tmp_path).read_text().splitlines()
         wrong = exhibit.text.splitlines()

@@ -20,6 +20,7 @@ from gguf_verify.rungs import plan
 from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from tools.measure.__main__ import main
 from tools.measure.inputs import Floats
 from tools.measure.mutation import forked, kill, mutator, probes, recording
 from tools.measure.mutation.check import agrees
@@ -36,7 +37,7 @@ TEXTS = {file: (KERNELS / file).read_text() for file in mutator.sources(KERNELS)
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_tells_its_answer_death_and_time(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_returns_its_answer_death_and_time(capfd: pytest.CaptureFixture[str]) -> None:
     def dies(phase: Callable[[str], None]) -> dict[str, Any]:
         phase("probes")
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -82,7 +83,7 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_probes")
-def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_tiled", "Q4_0")])
     low = "wq[load_slice][load_row][j] = low"
     some = chosen(
@@ -110,7 +111,7 @@ def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("few_probes")
-def test_what_a_checked_build_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_of_a_checked_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unused part of a buffer is read; no rung's rows reveal it."""
     file = "quantize/q8_1.cu"
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_naive", "Q4_0")])
@@ -133,7 +134,7 @@ def test_kernels_of_weights_that_are_not_quantized(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("few_probes")
-def test_copies_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_without_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of asynchronous copies that are not committed, and waits that are missing or too late."""
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_gemv", "Q4_0")])
     operators, copies = ("statement-left-out", "statements-swapped"), ("async_commit", "async_wait")
@@ -154,7 +155,7 @@ def options(tmp_path: Path, *arguments: str) -> argparse.Namespace:
     return parser.parse_args([*arguments, *paths])
 
 
-def test_a_run_goes_on_where_it_stopped(
+def test_a_run_resumes_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
@@ -178,6 +179,28 @@ def test_a_run_goes_on_where_it_stopped(
     assert set(kill.finished(asked.lines)) == set(seen)
     kill.run(asked)
     assert len((tmp_path / "seen").read_text().splitlines()) == len(seen) + len(again)
+
+
+def test_an_interrupted_run_shows_what_it_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def batch(self: kill.MutantJudge, some: list[mutator.Mutant]) -> Any:
+        for i, m in enumerate(some):
+            yield {"id": m.id, "outcome": "killed" if i else "missed", "by": "M=1", "diff": "", "checks": []}
+
+    monkeypatch.setattr(kill.MutantJudge, "batch", batch)
+    files = ["--lines", str(tmp_path / "lines.jsonl"), "--work", str(tmp_path), "--results", str(tmp_path / "r.json")]
+    run = ["mutation", "kill", "--sample", "30", "--only", "tiled", "--seed", "1", "-j", "1", *files]
+    assert main([*run, "--seconds", "1e-9"]) == 1
+    first = capsys.readouterr()
+    assert "SURVIVED" in first.out
+    assert f"mutants remain; the same command continues from {tmp_path / 'lines.jsonl'}" in first.err
+    assert not (tmp_path / "r.json").exists()
+    assert main(run) == 1
+    whole = capsys.readouterr()
+    assert "remain" not in whole.err
+    assert whole.out.count("SURVIVED") > first.out.count("SURVIVED")
+    assert (tmp_path / "r.json").exists()
 
 
 def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +238,7 @@ def unit_of(file: str, macros: dict[str, str]) -> Unit:
     return Unit(file, tuple({**fmt.macros, **Layout.of(fmt).macros, **macros}.items()))
 
 
-def test_lines_of_functions_that_nobody_calls() -> None:
+def test_lines_of_unused_functions() -> None:
     bytes_of, halves_of = (line_of("packed.cuh", f) for f in ("a[r + 2 * j] = p.codes", "a[r + 2 * odd] = two"))
     constant = line_of("packed.cuh", "constexpr int WORDS")
     for file, macros, alive, dead in ((GEMV, RING, bytes_of, halves_of), (WGMMA, TILES, halves_of, bytes_of)):
@@ -225,7 +248,7 @@ def test_lines_of_functions_that_nobody_calls() -> None:
         assert line_of(file, "__launch_bounds__") in lines[file]
 
 
-def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
+def test_units_of_a_mutant(tmp_path: Path) -> None:
     """All units that contain its line; for a header without macros, one of those that differ in the pipeline."""
     units = [unit_of(GEMV, RING | change) for change in ({}, {"X_BLOCKS": "64"}, {"TOKENS": "4"}, {"STAGES": "3"})]
     other = unit_of("pack/weights.cu", {"STRIPS": "1"})
@@ -241,7 +264,7 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
     assert judge.units(subject, in_source) == units
 
 
-def test_no_mutant_of_a_name(tmp_path: Path) -> None:
+def test_an_unknown_mutant(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no mutant has the id common"):
         kill.run(options(tmp_path, "--mutant", "common.cuh:1:1:none"))
 
@@ -278,7 +301,7 @@ def test_other_checks() -> None:
     assert set(passed) == set(OTHER_CHECKS)
 
 
-def test_verdicts_agree_where_both_pass_or_neither() -> None:
+def test_verdicts_agree_if_both_pass_or_neither() -> None:
     assert agrees("killed", "mismatch")
     assert agrees("killed", "time limit")
     assert agrees("same", "verified")

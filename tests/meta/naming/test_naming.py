@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
+from gguf_verify.diagnosis.diagnose import Diagnosis, diagnose
+from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.model import open_model
@@ -45,7 +46,7 @@ def found(*ids: str, wrong: int = 9, definitions: tuple[str, ...] = ()) -> Diagn
         (found(), "", naming.UNKNOWN),
     ],
 )
-def test_what_an_answer_is_worth(diagnosis: Diagnosis, fault: str, said: str) -> None:
+def test_answers_are_classified(diagnosis: Diagnosis, fault: str, said: str) -> None:
     assert naming.answer(diagnosis, fault) == said
 
 
@@ -70,7 +71,7 @@ def test_replays_on_real_weights() -> None:
     assert planted["answers"][naming.WRONG] == len(planted[naming.WRONG]) == others > 60
 
 
-def test_what_the_catalogue_has_not() -> None:
+def test_faults_outside_the_catalogue() -> None:
     figures = naming.tallied(naming.outside("Q4_0", [0]))
     assert naming.WRONG not in figures["answers"]
     assert figures["answers"][naming.UNKNOWN] > 30
@@ -122,7 +123,7 @@ def report(*failures: Failure) -> RungResult:
     return result
 
 
-def test_what_a_report_is_worth() -> None:
+def test_reports_are_classified() -> None:
     plan = Plan("", "w", 3, 5, np.zeros(1, np.uint8), np.zeros(1, np.uint8))
     right = Failure("kernel: is outside the bound", "w", 3, 5)
     alone = Failure("kernel: w row 3 (no single block is wrong: look at the accumulation over K)", "w", 3)
@@ -177,7 +178,7 @@ def test_a_fault_of_one_block_is_one(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_wrong_name_is_kept_said_and_ends_with_1(
+def test_a_wrong_name_is_saved_printed_and_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "r.json"
@@ -194,7 +195,7 @@ def test_a_wrong_name_is_kept_said_and_ends_with_1(
     assert json.loads(results.read_text())["naming"] == json.loads(json.dumps(found))
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_run_resumes_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
     one = naming.Outcome("offset-twice", "", "Q4_0", "q8_1", 0, "t", naming.ALONE, ("offset-twice",))
     naming.Kept(path, "run").add("'Q4_0'", [one, one])

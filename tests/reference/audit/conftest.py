@@ -1,4 +1,4 @@
-"""What the readers say of every crafted file."""
+"""Verdicts of the readers on every crafted file."""
 
 from __future__ import annotations
 

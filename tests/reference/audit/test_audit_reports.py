@@ -1,4 +1,4 @@
-"""What an audit prints, and what its JSON holds."""
+"""The printed report of an audit, and its JSON."""
 
 from __future__ import annotations
 
@@ -72,21 +72,21 @@ def test_the_map_prints_every_byte_once() -> None:
 
 
 def test_the_report_fits_in_100_columns() -> None:
-    """But for names, of which there is no end, and what a system's sandbox lacks."""
+    """Except for names, whose length is unlimited, and the list of what a system's sandbox lacks."""
     free = ("file  ", "CLEAN: ", "sandbox  ")
     for path in (TINY["Q4_0"], TINY["Q5_1"], TINY["F16"]):
         for line in text_of(Kind.AUDIT, run(path, readers=False), verbose=True).splitlines():
             assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith(free), line
 
 
-def test_colour_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_colour_only_on_request(tmp_path: Path) -> None:
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     result = run(path, readers=False)
     assert "\x1b" not in text_of(Kind.AUDIT, result, verbose=True, byte_map=True)
     assert "\x1b[1;31merror" in text_of(Kind.AUDIT, result, colour=True)
 
 
-def test_the_json_holds_what_the_docstring_says(tmp_path: Path) -> None:
+def test_the_json_holds_the_documented_keys(tmp_path: Path) -> None:
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     whole = json_of(Kind.AUDIT, run(path, source=TINY["F16"]))
     described = set(re.findall(r"\w+", as_json.of_audit.__doc__ or ""))
@@ -109,7 +109,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b[31mred\\u202e" in text
 
 
-def test_threads_say_the_same(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_threads(tmp_path: Path) -> None:
     """However the pieces of the tensors are spread, and in whatever order they are done."""
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     one, *others = (run(path, readers=False, threads=threads) for threads in (1, 2, 5))
@@ -137,7 +137,7 @@ def test_what_was_scanned_before_llama_died_is_kept(number: int, threads: int, m
 
 
 def test_scans_left_in_the_middle_end_the_process(llama: Llama) -> None:
-    """What it goes on to say would be taken for the answer to another call."""
+    """Its next message would be taken for the answer to another call."""
     with Llama() as other, open_model(TINY["Q4_0"]) as model:
         found = content.contents(list(model.tensors.values()), other)
         next(found)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import Llama
@@ -37,7 +36,7 @@ def rows_of(name: str, order: Sequence[int] | npt.NDArray[np.int64] | None = Non
 
 
 def said(path: Path, source: Path = F16) -> dict[str, str]:
-    """Tensor → what the one finding of it says."""
+    """Tensor → the text of its only finding."""
     result = run(path, source=source, readers=False)
     assert {f.id for f in result.findings} == {rule("source-exchanged")}
     assert result.exit_code == 1
@@ -69,22 +68,6 @@ def test_two_rows_exchanged(tmp_path: Path) -> None:
     assert found.endswith("(2 of 256 moved): row 37 is the source's row 201, row 201 is the source's row 37")
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q6_K"])
-def test_rows_quantized_with_an_importance_matrix(kind: str, llama: Llama, tmp_path: Path) -> None:
-    """They cannot be proven, and are named."""
-    rng = np.random.default_rng(5)
-    x = rng.standard_normal((64, 256)).astype(np.float32)
-    made = llama.quantize(
-        {"Q2_K": 10, "Q6_K": 14}[kind], x[::-1].copy(), np.exp(rng.standard_normal(256)).astype(np.float32)
-    )
-    source = write_model(tmp_path / "s.gguf", {"w": (x, "F32")})
-    found = said(write_model(tmp_path / "m.gguf", {"w": (made, kind)}), source)["w"]
-    assert found == (
-        "holds the source's rows in another order (64 of 64 moved): row 0 is the source's row 63, row 1 is the "
-        "source's row 62, row 2 is the source's row 61 …"
-    )
-
-
 def test_other_weights_are_no_exchange(llama: Llama, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     x, y = (rng.standard_normal((64, 256)).astype(np.float32) for _ in range(2))
@@ -93,11 +76,3 @@ def test_other_weights_are_no_exchange(llama: Llama, tmp_path: Path) -> None:
     ids = {f.id for f in run(path, source=source, readers=False).findings}
     assert ids
     assert rule("source-exchanged") not in ids
-
-
-def test_a_wrong_block_is_no_exchange(tmp_path: Path) -> None:
-    name = "blk.2.ffn_down.weight"
-    rows = rows_of(name)
-    rows[9, 100] ^= 0x5A
-    (found,) = run(changed(tmp_path / "m.gguf", {name: rows}), source=F16, readers=False).findings
-    assert found.id == rule("source-differs")

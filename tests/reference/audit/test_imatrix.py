@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.audit import Audit
+from gguf_verify.audit.record import Audit
 from gguf_verify.formats import FORMATS
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
@@ -22,7 +22,7 @@ TYPES = ("Q4_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_XS", "IQ3_XXS")
 
 
 class Model:
-    """A source, its importance matrix in both formats, and what llama.cpp makes of them: a tensor of each type, one
+    """A source, its importance matrix in both formats, and llama.cpp's quantization of them: a tensor of each type, one
     that the matrix has no entry for, one of a type that it does not change, and one that is not quantized."""
 
     def __init__(self, folder: Path, llama: Llama) -> None:

@@ -14,7 +14,7 @@ from tests.support.shown import json_of, text_of
 from tests.support.tools import edited_model, split_model, write_model
 
 Q4_0 = TINY["Q4_0"]
-#: What is changed, and llama.cpp's sentence.
+#: The changes, and llama.cpp's sentence.
 NOT_LOADED: dict[str, tuple[dict[str, object], str]] = {
     "a tensor is missing": ({"without": ["blk.1.ffn_up.weight"]}, "'blk.1.ffn_up.weight' not found"),
     "a tensor too many": ({"more": {"blk.0.attn_sinks.weight": np.ones(8, np.float32)}}, "wrong number of tensors"),
@@ -48,7 +48,7 @@ def test_a_file_that_crashes_llamas_loader_is_wrong(tmp_path: Path) -> None:
     assert (llama.verdict, llama.loads, len(llama.tensors)) == ("accepted", False, 30)
 
 
-def test_what_llama_loads_is_reported_as_loaded() -> None:
+def test_a_loaded_file_is_reported_as_loaded() -> None:
     result = run(Q4_0)
     _, llama = result.readings[0]
     assert (llama.loads, llama.words) == (True, "accepted and loaded, 30 tensors")
@@ -69,7 +69,7 @@ def test_the_first_part_loads_all_of_a_split_model(tmp_path: Path) -> None:
         ({"general.type": "mmproj"}, "general.type is 'mmproj', not model"),
     ],
 )
-def test_what_is_no_model_is_not_loaded_and_that_is_reported(keys: dict[str, object], why: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_reported_as_not_loaded(keys: dict[str, object], why: str, tmp_path: Path) -> None:
     result = run(edited_model(Q4_0, tmp_path / "m.gguf", keys, without=["blk.1.ffn_up.weight"]))
     assert result.exit_code == 0
     assert f"llama.cpp   accepted, 29 tensors: header only: {why}" in text_of(Kind.AUDIT, result)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.audit import Audit
 from gguf_verify.audit.many import Audits, Unopened, gguf_files
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.errors import UsageError
@@ -72,7 +71,7 @@ def test_precedence(codes: list[int], worst: int) -> None:
 
 
 def test_no_warning_stands_beside_clean(tmp_path: Path) -> None:
-    """Bytes that nobody reads could hide anything."""
+    """Bytes that are never read could hide anything."""
     for slug in ("trailing", "gap", "nonzero-padding"):
         result = run(crafted(slug, tmp_path / f"{slug}.gguf"), readers=False)
         assert (result.exit_code, result.verdict) == (0, "warnings")
@@ -99,8 +98,3 @@ def test_one_notation_for_bytes(tmp_path: Path) -> None:
     assert f"bytes {start}-{stop}" in str(written("--html", Kind.AUDIT, result))
     shown = command_here("audit", path, "--offset", start)
     assert f"bytes    {start}-{stop}, 18 bytes" in shown.stdout
-
-
-def test_audits_are_typed() -> None:
-    assert [type(a) for a in Audits((Unopened(Path("x"), "", 4),)).opened] == []
-    assert all(isinstance(a, Audit) for a in Audits((run(TINY["Q4_0"], readers=False),)).opened)

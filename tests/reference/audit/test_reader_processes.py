@@ -117,7 +117,7 @@ def test_killed_while_it_reads(sane: Path, endless: Path) -> None:
         assert readers.pids["gguf-py"] != pid
 
 
-def test_what_is_said_is_about_the_file(tmp_path: Path, readers: Readers) -> None:
+def test_a_refusal_describes_the_file(tmp_path: Path, readers: Readers) -> None:
     path = tmp_path / "x.gguf"
     for version in (4, 1):
         path.write_bytes(corpus.gguf(version=corpus.u32(version)).data)
@@ -252,7 +252,7 @@ def test_closing_ends_what_another_thread_reads(sane: Path, endless: Path) -> No
 
 
 def test_closing_between_two_answers(sane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads may look for the next answer when no link is open any more."""
+    """The reading thread may look for the next answer when no link is open any more."""
 
     asked = threading.Event()
 
@@ -274,7 +274,7 @@ def test_closing_between_two_answers(sane: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_limits(sane: Path) -> None:
-    """Of what a reader may leave on the disk, whatever the shell allows: no core, no flood of a log."""
+    """Limits of a reader on the disk, whatever the shell allows: no core, no flood of a log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     try:
@@ -410,7 +410,7 @@ def test_hostile_paths(tmp_path: Path, readers: Readers) -> None:
     missing = readers.read(tmp_path / "\x1b[2Jnothing")
     assert verdicts(missing) == ["refused", "refused"]
     assert all(r.said.isprintable() for r in missing)
-    with pytest.raises(NoSuchFile):  # we never come to compare that
+    with pytest.raises(NoSuchFile):  # our own parser refuses it first
         parse(tmp_path / "\x1b[2Jnothing")
 
 
@@ -448,7 +448,7 @@ def test_two_threads_hang_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_last_words_while_another_thread_closes() -> None:
-    """What it printed is not read from a descriptor that is closed meanwhile."""
+    """Its last lines are not read from a descriptor that is closed meanwhile."""
     child = ReaderChild(READERS[0])
     child.greet()
     assert child._log is not None

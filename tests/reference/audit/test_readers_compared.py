@@ -1,4 +1,4 @@
-"""What one reader says of a file, compared with what another says."""
+"""Comparison of one reader's view of a file with another's."""
 
 from __future__ import annotations
 
@@ -19,33 +19,12 @@ from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama.reader_process import MAX_WHOLE
 from tests.support import corpus
 from tests.support.reader_table import FIELDS, PATIENCE, _by_slug
-from tests.support.tools import FIXTURES
 
 
 @pytest.fixture(scope="module")
 def readers() -> Iterator[Readers]:
     with Readers(time_limit=PATIENCE) as both:
         yield both
-
-
-def assert_agreed(readers: Readers, path: Path) -> None:
-    readings = readers.read(path)
-    with parse(path) as file:
-        assert compare(file, readings, file.findings) == ()
-        for reading in readings:
-            assert reading.verdict == "accepted"
-            assert len(reading.tensors) == len(file.tensors) > 0
-            assert reading.tensors == ours(file).tensors
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.glob("*.gguf")))
-def test_fixtures_are_agreed_on(name: str, readers: Readers) -> None:
-    assert_agreed(readers, FIXTURES / name)
-
-
-def test_shared_models_are_agreed_on(shared_models: Path, readers: Readers) -> None:
-    for path in sorted(shared_models.glob("*.gguf")):
-        assert_agreed(readers, path)
 
 
 def test_llama_cpp_does_not_read_the_data_of_large_files(tmp_path: Path, readers: Readers) -> None:
@@ -104,7 +83,7 @@ def test_refusal_that_nothing_explains(good: GgufFile, reader: str, slug: str, e
 
 def test_only_a_finding_that_can_be_the_reason_explains_a_refusal(good: GgufFile) -> None:
     reading = as_if(good, "llama.cpp", "refused", "tensor 'b' has offset 96")
-    # Trailing bytes stop nobody; a gap stops llama.cpp, in the file where it is.
+    # Trailing bytes stop no reader; a gap stops llama.cpp, in the file where it is.
     for explained in ([some_finding("trailing")], [some_finding("gap", part=0)], [some_finding("bad-utf8")]):
         assert _by_slug(compare(good, (reading,), explained)) == ["llama-refuses"]
     (found,) = compare(good, (reading,), [some_finding("trailing"), some_finding("gap")])

@@ -1,4 +1,4 @@
-"""docs/readers.md states what the readers say of the crafted files."""
+"""docs/readers.md states the verdicts of the readers on the crafted files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_verdict_that_is_not_ours_is_a_note_that_names_the_finding(known: Tabl
             assert row.rules[0] in note.line()
 
 
-def test_what_explains_a_refusal_does(known: Table) -> None:
+def test_explanations_of_refusals(known: Table) -> None:
     """`EXPLAIN` holds exactly the rules over whose files, read on by us, a reader stumbles."""
     for reader in READERS:
         rows = [row for row in known.of("error", "warning") if row.cell(reader) == "refused"]

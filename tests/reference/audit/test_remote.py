@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from gguf_verify.audit import Audit, AuditOptions, audit, ranges, remote
+from gguf_verify.audit import ranges, remote
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import Audit, AuditOptions
 from gguf_verify.audit.redirects import Redirects, RefusedRedirect
 from gguf_verify.audit.sample import OF_TENSOR, PIECE, Drawn, draw
 from gguf_verify.cli import main
@@ -29,7 +31,7 @@ SOME = 8 << 20
 
 
 def looked_at(server: Server, path: str = "/m.gguf", **options: object) -> Audit:
-    """An audit without llama.cpp and other readers, which say nothing about what is fetched."""
+    """An audit without llama.cpp and other readers, which do not affect the fetched bytes."""
     chosen = {"progress": False, "threads": 1, "llama": False, "readers": False, "time_limit": 20.0, **options}
     return audit(server.url(path), AuditOptions(**chosen))  # type: ignore[arg-type]
 
@@ -45,7 +47,7 @@ def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
 
 
-def test_the_report_says_what_it_is_of(tmp_path: Path) -> None:
+def test_the_report_states_its_sample(tmp_path: Path) -> None:
     with served({"/a/m\x1b[31m.gguf": TINY["Q4_0"]}) as server:
         url = server.url("/a/m%1b[31m.gguf?signature=SECRET").replace("//", "//user:PASSWORD@")
         done = cli("audit", url, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--strict")
@@ -70,7 +72,7 @@ def test_the_report_says_what_it_is_of(tmp_path: Path) -> None:
 
 
 def partly(path: Path) -> tuple[Drawn, set[int]]:
-    """A tensor of which some pieces were drawn, and their blocks."""
+    """A tensor of which some pieces were sampled, and their blocks."""
     drawn = next(d for d in drawn_of(path).values() if len(d.pieces) < d.of and d.tensor.type.quantized)
     blocks = drawn.tensor.nbytes // drawn.tensor.type.block_bytes
     inside = {b for p in drawn.pieces for b in range(p * drawn.blocks, min((p + 1) * drawn.blocks, blocks))}
@@ -124,14 +126,14 @@ def test_the_draw() -> None:
         assert max(stop for _, stop in d.spans) <= d.tensor.offset + d.tensor.nbytes
     (d,) = (d for d in one.values() if d.tensor.name == partly(TINY["Q4_0"])[0].tensor.name)
     seen = [p for seed in range(300) for p in drawn_of_tensor(d, seed)]
-    assert {seen.count(p) > 0 for p in range(d.of)} == {True}  # every piece may be drawn
+    assert {seen.count(p) > 0 for p in range(d.of)} == {True}  # every piece may be sampled
 
 
 def drawn_of_tensor(d: Drawn, seed: int) -> tuple[int, ...]:
     return draw([d.tensor], seed)[0][0].pieces
 
 
-#: Behaviour of a server → the error, what its line says, and the seconds it may take.
+#: Behaviour of a server → the error, a part of its line, and the time limit in seconds.
 BROKEN: dict[str, tuple[type[HarnessError], str, float]] = {
     "no_ranges": (EnvironmentFault, "does not support ranges: download the file and audit it", 20),
     "no_ranges_without_end": (EnvironmentFault, "does not support ranges", 20),
@@ -170,11 +172,11 @@ def test_a_broken_server_is_named_in_a_line(behaviour: str, monkeypatch: pytest.
 
 def test_an_answer_without_end_is_cut() -> None:
     with served({"/m.gguf": TINY["Q4_0"]}, "part_without_end") as server:
-        assert looked_at(server).verdict == "clean in the sample"  # what was asked for came first
+        assert looked_at(server).verdict == "clean in the sample"  # the requested bytes came first
         assert server.sent < 64 * SOME
 
 
-def test_a_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "PAUSES", (0.01, 0.01))
     with served({"/m.gguf": TINY["Q4_0"]}, "busy_once") as server:
         assert looked_at(server).verdict == "clean in the sample"
@@ -226,7 +228,7 @@ def test_another_host_is_one_that_the_user_allows() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "localhost"])
 def test_a_public_address_leads_to_no_internal_one(host: str) -> None:
-    """Also where the user allows it. The public one is reached by a proxy, which is not asked for the other."""
+    """Also where the user allows it. The public one is reached by a proxy, which gets no request for the other."""
     with served({"/there": TINY["Q4_0"]}) as server:
         server.redirects["/m.gguf"] = elsewhere(server, host)
         proxied = {"NO_PROXY": "localhost,127.0.0.1,127.1,::ffff:127.0.0.1", "http_proxy": server.url("")}
@@ -351,7 +353,7 @@ def test_the_hub(tmp_path: Path) -> None:
         )
 
 
-def test_what_the_extra_installs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(EnvironmentFault, match=r"aiohttp, which is not .*; run: pip install aiohttp$"):
         audit("https://localhost/m.gguf")

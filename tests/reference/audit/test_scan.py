@@ -101,7 +101,7 @@ def test_rules_where_no_block_is_special(
 
 @pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.name not in LEGACY], ids=lambda f: f.name)
 def test_a_scan_of_any_format(fmt: BlockFormat, llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
-    """What does not depend on how the scales are stored."""
+    """Figures that do not depend on how the scales are stored."""
     per_row, n_rows = 3, 700
     blocks = rng.integers(0, 256, (n_rows * per_row, fmt.block_bytes), np.uint8)
     blocks[100:140] = 0
@@ -179,7 +179,7 @@ def test_elements(kind: str, llama: Llama, rng: np.random.Generator, tmp_path: P
 
 
 def test_rules_on_signed_bytes(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
-    """Each of the four things that a rule can ask of them."""
+    """Each of the four conditions of a rule."""
     rare = np.array([-128, -127, 127, -126, 126], np.int8)
     codes = np.where(rng.random((96, 32)) < 0.1, rng.choice(rare, (96, 32)), 0).astype(np.int8)
     codes[:64:2] = rng.choice(np.array([-128, -127, 127], np.int8), (32, 32))

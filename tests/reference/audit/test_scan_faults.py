@@ -1,4 +1,4 @@
-"""A scan finds what is wrong in a tensor, and a decoder that is wrong."""
+"""A scan finds faults of a tensor, and a wrong decoder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +34,11 @@ def rng() -> np.random.Generator:
 
 
 def altered_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, old: str, new: str) -> None:
-    """Scan with a copy of the kernels in which `old` reads `new`; the text must be there once."""
+    """Scan with a copy of the kernels in which `old` reads `new`."""
     root = folder / "kernels"
     shutil.copytree(kernel_root(), root)
     source = (root / file).read_text()
-    assert source.count(old) == 1, f"{file} no longer holds what this test alters"
+    assert old in source, f"{file} no longer holds what this test alters"
     (root / file).write_text(source.replace(old, new))
     monkeypatch.setattr(content, "kernel_root", lambda: root)
 
@@ -56,12 +57,7 @@ def test_a_wrong_decode_is_found(
     name: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, old, new = WRONG_DECODES[name]
-    root = tmp_path / "kernels"
-    shutil.copytree(kernel_root(), root)
-    source = (root / "formats" / file).read_text()
-    assert old in source
-    (root / "formats" / file).write_text(source.replace(old, new))
-    monkeypatch.setattr(content, "kernel_root", lambda: root)
+    altered_kernels(monkeypatch, tmp_path, f"formats/{file}", old, new)
     fmt = FORMATS[name]
     blocks = fmt.encode(rng.standard_normal((640, 32), np.float32))
     path = one_tensor(tmp_path / "m.gguf", blocks.reshape(20, -1), name)
@@ -99,11 +95,7 @@ def test_one_block_that_decodes_otherwise(
     blocks = np.zeros((8, 18), np.uint8)
     blocks[5] = FORMATS["Q4_0"].encode(np.linspace(-1, 1, 32, dtype=np.float32)[None])[0]
     path = one_tensor(tmp_path / "m.gguf", blocks.reshape(4, -1), "Q4_0")
-    root = tmp_path / "kernels"
-    shutil.copytree(kernel_root(), root)
-    header = root / "formats" / "q4_0.cuh"
-    header.write_text(header.read_text().replace("(float)(q - 8)", "(float)(q - 9)"))
-    monkeypatch.setattr(content, "kernel_root", lambda: root)
+    altered_kernels(monkeypatch, tmp_path, "formats/q4_0.cuh", "(float)(q - 8)", "(float)(q - 9)")
     (found,) = [f for f in run(path, readers=False).findings if f.id == rule("decode-differs")]
     with open_model(path) as model:
         assert found.start == model.tensors["w"].block_offset(2, 1)
@@ -126,7 +118,7 @@ def three_tensors_of_two_types(path: Path, rng: np.random.Generator) -> tuple[Pa
 def test_the_description_is_held_against_each_tensor(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The drawn blocks of several tensors are decoded at once: what differs belongs to the right one."""
+    """The random blocks of several tensors are decoded at once: a difference belongs to the right one."""
     path, blocks = three_tensors_of_two_types(tmp_path / "m.gguf", rng)
     whole = BlockFormat.decode
 
@@ -239,7 +231,7 @@ def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("kind", "subnormal"), [("F16", b"\x01\x00"), ("BF16", b"\x01\x00"), ("F32", b"\1\0\0\0")])
 def test_subnormal_elements(kind: str, subnormal: bytes, llama: Llama, tmp_path: Path) -> None:
-    """The first one is named, and the greatest value stays what it is."""
+    """The first one is named, and the largest value stays."""
     size = len(subnormal)
     whole = np.arange(1, 3001, dtype=np.float32)
     whole[1100] = -4096
@@ -261,44 +253,44 @@ def test_the_lowest_pair_of_equal_rows(llama: Llama, rng: np.random.Generator, t
     assert (scan.duplicate_rows, scan.duplicate) == (32, [32, of[0]])
 
 
-def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Path) -> None:
-    """`MAX_HASHED_ROWS` is lowered in a process of its own, which loads llama.cpp as the worker does."""
-    rows = rng.integers(0, 120, (8, 180), np.uint8)
-    rows[3] = rows[1]
-    rows.tofile(tmp_path / "rows")
-    with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
-    script = (
+def scanned_apart(folder: Path, rows: Bytes, script: str) -> Any:
+    """Scan rows of Q4_0 in a process of its own, which loads llama.cpp as the worker does, so that the script can lower
+    the limits of scans; returns what the script prints."""
+    rows.tofile(folder / "rows")
+    with open_model(one_tensor(folder / "m.gguf", rows, "Q4_0")) as model:
+        (folder / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
+    loads = (
         "import json, os, sys; from gguf_verify.llama import ggml\n"
         "from gguf_verify.llama.worker import file_scan, tensor_scan\n"
-        "library = open(sys.argv[2], 'rb').read()\n"
-        "ggml.ggml_cpu_init(); tensor_scan.MAX_HASHED_ROWS = 4\n"
-        "scanner, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
+        "ggml.ggml_cpu_init()\n"
+        "library, now = open(sys.argv[2], 'rb').read(), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
+    )
+    command = [sys.executable, "-c", loads + script, str(folder / "rows"), str(folder / "scanner")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Path) -> None:
+    rows = rng.integers(0, 120, (8, 180), np.uint8)
+    rows[3] = rows[1]
+    script = (
+        "tensor_scan.MAX_HASHED_ROWS, scanner = 4, file_scan.FileScanner(print)\n"
         "part = lambda n: scanner.part_of(sys.argv[1], identity, 0, n * 180)\n"
         "kind = tensor_scan.Kind(2, 18, 32, library)\n"
         "scan = lambda n: next(scanner.scans([tensor_scan.Job(part(n), kind, 180)], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[40, 1, [3, 1]], [50, None, None]]
+    assert scanned_apart(tmp_path, rows, script) == [[40, 1, [3, 1]], [50, None, None]]
 
 
 def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) -> None:
-    """The same figures, and no buffer as long as a row. The limits are lowered in a process of its own."""
+    """The same figures, and no buffer as long as a row."""
     rows = rng.integers(0, 120, (8, 180), np.uint8)
     rows[5] = rows[2]
-    rows.tofile(tmp_path / "rows")
-    with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml\n"
-        "from gguf_verify.llama.worker import file_scan, tensor_scan\n"
-        "library = open(sys.argv[2], 'rb').read()\n"
-        "ggml.ggml_cpu_init(); tensor_scan._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
-        "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
+        "tensor_scan._CHUNK_BYTES = 36\n"
         "def scan(longest):\n"
         "    tensor_scan.LONG_ROW, scanner = longest, file_scan.FileScanner(print)\n"
         "    part = scanner.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
@@ -308,30 +300,19 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
         "    return next(scanner.scans([tensor_scan.Job(part, kind, 180)], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    (whole, row), (pieces, piece) = json.loads(done.stdout)
+    (whole, row), (pieces, piece) = scanned_apart(tmp_path, rows, script)
     assert whole == pieces
     assert (whole["blocks"], whole["duplicate_rows"], whole["duplicate"]) == (80, 1, [5, 2])
     assert (row, piece) == (180, 36)
 
 
 def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> None:
-    """On one thread and on three. The sizes are lowered in a process of its own."""
+    """On one thread and on three."""
     sizes, rows = (41, 7, 1), rng.integers(0, 120, (49, 180), np.uint8)
     rows[30], rows[44] = rows[3], rows[42]  # equal rows in pieces far apart
     rows[[9, 25], 18:20] = 0x00, 0x7C  # an infinite scale in two of them
-    rows.tofile(tmp_path / "rows")
-    with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml\n"
-        "from gguf_verify.llama.worker import file_scan, tensor_scan\n"
-        "library = open(sys.argv[2], 'rb').read()\n"
-        "ggml.ggml_cpu_init(); tensor_scan._CHUNK_BYTES, tensor_scan._SHARE_BYTES = 180, 360\n"
-        "now = os.stat(sys.argv[1])\n"
-        "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
+        "tensor_scan._CHUNK_BYTES, tensor_scan._SHARE_BYTES = 180, 360\n"
         "def scan(threads, whole):\n"
         "    tensor_scan._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
         "    file_scan._TELL_BYTES, scanner, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
@@ -342,10 +323,7 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
         "    return [[f, [a.tolist() for a in arrays]] for f, arrays in scanner.scans(jobs, threads)], told\n"
         "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    (one, _), (two, _), (pieces, told) = json.loads(done.stdout)
+    (one, _), (two, _), (pieces, told) = scanned_apart(tmp_path, rows, script)
     assert len(told) == 14 + 4 + 1  # of three rows, two, and one
     assert sum(told) == rows.nbytes
     assert one == two == pieces

@@ -76,7 +76,7 @@ def test_tensors_that_only_one_file_has(tmp_path: Path, rng: np.random.Generator
 
 
 def test_a_source_that_is_quantized_itself(tmp_path: Path, llama: Llama) -> None:
-    """What is in neither type as it stands is decoded first, as llama.cpp does when it quantizes again."""
+    """A type that is in neither file is decoded first, as llama.cpp does when it quantizes again."""
     path = tmp_path / "m.gguf"
     llama.quantize_file(TINY["Q5_1"], path, 2, False)
     result = run(path, source=TINY["Q5_1"], readers=False)

@@ -1,4 +1,4 @@
-"""Tensors that never use codes which llama.cpp's quantizer would."""
+"""Tensors that never use codes which llama.cpp's quantizer would, and tensors whose codes have lost their sign."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import AuditOptions
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.records import Finding
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama import Llama, LlamaRefused
 from tests.support import corpus
-from tests.support.needs import SHARED_MODELS, need
 from tests.support.tools import FIXTURES
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,20 +31,22 @@ def quantized(llama: Llama, name: str, seed: int = 1, rows: int = ROWS) -> Bytes
         return llama.quantize(FORMATS[name].type_id, x, np.ones(K, np.float32))
 
 
-def unused(path: Path, *tensors: tuple[str, Bytes]) -> list[Finding]:
+def findings(path: Path, *tensors: tuple[str, Bytes]) -> list[Finding]:
     infos, data, at = [], [], 0
     for i, (name, rows) in enumerate(tensors):
         raw = rows.tobytes()
-        infos.append(corpus.info(f"t{i}.weight", [K, len(rows)], FORMATS[name].type_id, at))
+        k = rows.shape[1] // FORMATS[name].block_bytes * FORMATS[name].block_size
+        infos.append(corpus.info(f"t{i}.weight", [k, len(rows)], FORMATS[name].type_id, at))
         data.append(raw + bytes(-len(raw) % 32))
         at += len(data[-1])
     path.write_bytes(corpus.gguf([], infos, data).data)
-    return found_in(path)
-
-
-def found_in(path: Path) -> list[Finding]:
     found = audit(path, AuditOptions(readers=False, progress=False))
-    return [f for f in found.findings if f.id.endswith("codes-unused")]
+    assert found.exit_code == (1 if any(f.severity == "error" for f in found.findings) else 0)
+    return list(found.findings)
+
+
+def unused(path: Path, *tensors: tuple[str, Bytes]) -> list[Finding]:
+    return [f for f in findings(path, *tensors) if f.id.endswith("codes-unused")]
 
 
 @pytest.mark.parametrize("names", [["Q4_0", "Q8_0"], [*FORMATS]], ids=["two", "all"])
@@ -65,7 +67,7 @@ def clamped(qs: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return np.asarray(low | high << 4, np.uint8)
 
 
-#: Type, the field that is altered, how, and what is said.
+#: Type, the altered field, the change, and a part of the finding.
 WRONG: dict[str, tuple[str, str, Callable[..., object], str]] = {
     "clamped to 0…14": ("Q4_0", "qs", clamped, "code 15"),
     "lowest bit": ("Q4_K", "qs", lambda qs: qs & 0xEE, "8 of 16 codes: 1, 3, 5, 7, 9, 11 …"),
@@ -103,7 +105,8 @@ def test_values_that_had_been_quantized_before(ftype: int, kind: str, llama: Lla
     a bit was lost, so nothing tells which it was."""
     path = tmp_path / "again.gguf"
     llama.quantize_file(FIXTURES / "tiny-Q4_0.gguf", path, ftype, True)
-    (found,) = found_in(path)
+    of_file = audit(path, AuditOptions(readers=False, progress=False)).findings
+    (found,) = (f for f in of_file if f.id.endswith("codes-unused"))
     assert found.found.startswith(f"23 of 23 tensors of {kind} lack codes: the first, 'output.weight', never uses ")
     said = "hold at most 16 different codes in a block of 32, as tensors quantized from quantized values do"
     assert (said in found.found) == (kind == "Q8_0")
@@ -116,12 +119,25 @@ def test_few_blocks_show_nothing(llama: Llama, tmp_path: Path) -> None:
     assert unused(tmp_path / "few.gguf", ("Q4_0", wrong)) == []
 
 
-def test_fixtures_use_them() -> None:
-    for path in FIXTURES.glob("*.gguf"):
-        assert found_in(path) == []
+def signs(path: Path, llama: Llama, name: str, *lost: bool) -> list[Finding]:
+    """Of a file with a tensor of a type for each of `lost`: whether its values have lost their sign."""
+    x = np.random.default_rng(1).standard_normal((len(lost), 32, 256)).astype(np.float32)
+    of = [np.abs(each) if without else each for each, without in zip(x, lost, strict=True)]
+    made = [llama.quantize(FORMATS[name].type_id, each, np.ones(256, np.float32)) for each in of]
+    found = findings(path, *((name, rows.reshape(32, -1)) for rows in made))
+    return [f for f in found if "sign" in f.id or "one-sided" in f.id]
 
 
-@pytest.mark.parametrize("name", ["stories260K-ggml-org-f32.gguf", "TinyStories-656K-Q8_0.gguf"])
-def test_shared_models_use_them(name: str) -> None:
-    need("shared-models")
-    assert found_in(SHARED_MODELS / name) == []
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"])
+def test_signs_lost(name: str, llama: Llama, tmp_path: Path) -> None:
+    (lost,) = signs(tmp_path / "lost.gguf", llama, name, True, True)
+    assert lost.severity == "error"
+    assert lost.id.endswith("signs-lost")
+    assert signs(tmp_path / "kept.gguf", llama, name, False, False) == []
+    (one,) = signs(tmp_path / "one.gguf", llama, name, False, True)
+    assert (one.severity, one.owner) == ("warning", "t1.weight")
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1"])
+def test_types_with_a_minimum_have_no_signs(name: str, llama: Llama, tmp_path: Path) -> None:
+    assert signs(tmp_path / "positive.gguf", llama, name, True, True) == []

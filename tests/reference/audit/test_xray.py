@@ -37,8 +37,8 @@ def test_real_blocks(file: str, llama: Llama) -> None:
             shown(x)
 
 
-def test_llama_converts_what_it_is_said_to(llama: Llama, make: Make) -> None:
-    """And refuses where it is asked for a conversion that it does not have: calling it would kill the process."""
+def test_llama_converts_the_listed_types(llama: Llama, make: Make) -> None:
+    """And refuses a conversion that it does not have: calling it would kill the process."""
     types = llama.versions()["types"]
     assert set(NO_TO_FLOAT) <= {tensor_type(t).name for t in types}
     for type_id in types:

@@ -1,4 +1,4 @@
-"""Runs of zero bytes, and matrices of one value: what was lost, and what is zero in a healthy file."""
+"""Runs of zero bytes, and matrices of one value: lost data, and zeros of a healthy file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.audit import Audit
+from gguf_verify.audit.record import Audit
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
 from gguf_verify.hosts.cpu_host import CpuHost
@@ -146,7 +146,7 @@ def test_a_norm_of_zeros(tmp_path: Path) -> None:
 
 
 def healthy() -> dict[str, dict[str, Floats]]:
-    """What is zero, or the same, in files that nothing is wrong with."""
+    """Values that are zero, or the same, in healthy files."""
     unused, pruned, padded = drawn(512, 64), drawn(512, 64), drawn(512, 64)
     unused[3:9] = 0  # tokens that were never trained
     pruned[[5, 100, 101, 102, 400]] = 0  # neurons
@@ -165,7 +165,7 @@ def healthy() -> dict[str, dict[str, Floats]]:
 
 
 @pytest.mark.parametrize("case", healthy())
-def test_what_is_zero_in_healthy_files(case: str, tmp_path: Path) -> None:
+def test_zeros_of_healthy_files(case: str, tmp_path: Path) -> None:
     assert zeros(model(tmp_path / "m.gguf", healthy()[case])) == []
 
 
@@ -220,16 +220,9 @@ def test_activations_of_zero_are_the_files_where_it_holds_zeros(tmp_path: Path) 
 
 def test_an_adapter_that_was_not_trained(tmp_path: Path) -> None:
     """Its second matrices begin as zeros."""
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type("adapter")
-    for i in range(3):
-        writer.add_tensor(f"blk.{i}.attn_q.weight.lora_a", drawn(8, 256))
-        writer.add_tensor(f"blk.{i}.attn_q.weight.lora_b", np.zeros((256, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    name = "blk.0.attn_q.weight.lora"
+    pair = {f"{name}_a": (drawn(8, 256), "F32"), f"{name}_b": (np.zeros((256, 8), np.float32), "F32")}
+    path = write_model(tmp_path / "m.gguf", pair, {"general.type": "adapter"})
     assert zeros(run(path, readers=False)) == []
 
 

@@ -1,4 +1,4 @@
-"""What the pages tell readers to type is what the parsers take; pages that are made from the code are current."""
+"""The commands on the pages are accepted by the parsers; generated pages are current."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_api_page_has_every_public_name() -> None:
             assert re.search(rf"^::: gguf_verify\.[\w.]*\b{name}$", page, re.MULTILINE), name
 
 
-def test_what_the_api_page_names_exists() -> None:
+def test_names_on_the_api_page_exist() -> None:
     for path in re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.MULTILINE):
         module, _, name = path.rpartition(".")
         assert hasattr(import_module(module), name), path

@@ -17,7 +17,7 @@ from gguf_verify.formats import (
 )
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Llama
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.quantization import check_bytes
 from tests.support.format_cases import ALL, QK, Bytes, Floats, generator, sample, scalar_encode, vectorised_decode
 
@@ -250,9 +250,7 @@ def test_encoders_agree_where_c_leaves_the_cast_open(name: str) -> None:
 
 @pytest.mark.parametrize("encode", [vectorised_encode, scalar_encode])
 @pytest.mark.parametrize("name", [*ENCODED, "Q8_1"])
-def test_what_is_encoded_comes_back_within_half_a_step(
-    name: str, encode: Callable[[BlockFormat, Floats], Bytes]
-) -> None:
+def test_encoding_is_within_half_a_step(name: str, encode: Callable[[BlockFormat, Floats], Bytes]) -> None:
     fmt = ALL[name]
     rng = generator("bounds", name)
     x = np.concatenate([case(fmt, rng)[:1500] for case in (gaussians, shifted, one_outlier, alternating_maxima)])
@@ -289,7 +287,7 @@ def test_others_are_quantized_by_llama_cpp_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_what_was_decoded_encodes_to_the_same_values(name: str) -> None:
+def test_decoded_values_encode_to_themselves(name: str) -> None:
     """Codes on a grid that spans the whole range are fixed points, where d and m are exact."""
     fmt, rng = FORMATS[name], generator("fixed points", name)
     low, high = steps(fmt)

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import compiler, cupy_host
+from gguf_verify.hosts import compiler
 from gguf_verify.hosts.choice import HOSTS, auto_host, make_host
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.kinds import gpu
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support import cache as support_cache
 from gguf_verify.support import scratch
@@ -206,7 +207,7 @@ def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_choice_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cupy_host, "gpu_fault", lambda: "no device in this test")
+    monkeypatch.setattr(gpu, "gpu_fault", lambda: "no device in this test")
     assert list(HOSTS) == ["gpu", "cpu"]
     assert auto_host() == ("cpu", ["no device in this test"])
     assert isinstance(make_host("auto"), CpuHost)
@@ -219,7 +220,7 @@ def test_choice_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
         make_host("gpu")
     with pytest.raises(UsageError, match="auto, gpu, cpu"):
         make_host("cuda")
-    monkeypatch.setattr(cupy_host, "gpu_fault", lambda: None)
+    monkeypatch.setattr(gpu, "gpu_fault", lambda: None)
     assert auto_host() == ("gpu", [])
 
 

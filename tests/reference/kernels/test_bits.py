@@ -67,8 +67,8 @@ def test_bits_of_naive(host: CpuHost, name: str, fmt: BlockFormat) -> None:
 
 @pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name) for f in FORMATS.values()])
 def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
-    """On longer rows than the oracle is asked for, and on blocks and activations of nothing but random bytes, where
-    scales, minima and sums of ±inf and NaN are among them."""
+    """On longer rows than the oracle computes, and on blocks and activations of random bytes, with scales, minima and
+    sums of ±inf and NaN."""
     rng = np.random.default_rng(8)
     by_semantics: dict[str, list[KernelSpec]] = {}
     for spec in (KERNELS[k] for k in PLAIN):

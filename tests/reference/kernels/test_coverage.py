@@ -1,4 +1,4 @@
-"""Which formats and cards a kernel covers, and what it refuses."""
+"""The formats and GPUs that a kernel covers, and its refusals."""
 
 from __future__ import annotations
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels import interleaved
 from gguf_verify.kernels.interface import Weights
@@ -17,49 +15,32 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.q8_1_decode import Decode
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.errors import KernelFault
-from gguf_verify.support.paths import kernel_root
+from tests.reference.kernels.cubins import as_macros, cards, stack
 from tests.support.kernel_inputs import (
     assert_same,
     put_extremes,
-    quantizer_inputs,
     random_activations,
     random_blocks,
-    random_weights,
-    stack_bytes,
 )
-from tests.support.needs import need
-from tests.support.tools import altered_kernel, under_sanitizers
+from tests.support.packed_kernels import check
+from tests.support.tools import altered_kernel
 
-SOURCE = "gemm/q8_1/10_decode.cu"
+NAME, SOURCE = "q8_1_decode", "gemm/q8_1/10_decode.cu"
 
 
 OF_TYPES = pytest.mark.parametrize("fmt", [pytest.param(f, id=n) for n, f in FORMATS.items()])
 
 
-def columns(fmt: BlockFormat, units: float) -> int:
-    """K of so many units, of which the last may lack blocks."""
-    return max(1, round(units * 256 / fmt.block_size)) * fmt.block_size
-
-
-def check(host: CpuHost, fmt: BlockFormat, m: int, n: int, k: int, kernel: ShippedKernel | None = None) -> None:
-    """The bits of the naive kernel."""
-    rng, naive = np.random.default_rng(k), ShippedKernel(KERNELS["q8_1_naive"], host)
-    w, x = random_weights(rng, fmt, n, k), random_activations(rng, naive.spec, m, k)
-    kernel = kernel or ShippedKernel(KERNELS["q8_1_decode"], host)
-    expected = naive.gemm(naive.upload(fmt, w), x)
-    assert np.isfinite(expected).all()
-    assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected, (fmt.name, m, n, k))
-
-
-#: M, N, units of K: one; a strip's edge; a round that is not full, or ends in the middle of a unit; more rounds than
-#: stages; more tokens than are read at once; more strips than thread blocks, so that the baton goes on to the next one.
-SHAPES = [(1, 1, 1), (2, 33, 3.25), (1, 70, 9.5), (5, 31, 20), (9, 64, 8), (1, 290, 17)]
+#: M, N, blocks of 32, of which a unit has 8: one unit; a strip's edge; a round that is not full, or ends in the middle
+#: of a unit; more rounds than stages; more tokens than are read at once; more strips than thread blocks, so that the
+#: baton goes on to the next one.
+SHAPES = [(1, 1, 8), (2, 33, 26), (1, 70, 76), (5, 31, 160), (9, 64, 64), (1, 290, 136)]
 
 
 @OF_TYPES
 def test_bits_are_naives(host: CpuHost, fmt: BlockFormat) -> None:
-    for m, n, units in SHAPES:
-        check(host, fmt, m, n, columns(fmt, units))
+    for m, n, blocks in SHAPES:
+        check(host, NAME, fmt, m, n, blocks)
 
 
 @pytest.mark.parametrize("name", [n for n, fmt in FORMATS.items() if any(table.grid for table in fmt.tables)])
@@ -67,12 +48,12 @@ def test_grids_are_looked_up_in_shared_memory(host: CpuHost, name: str) -> None:
     """Every entry, under signs."""
     fmt = FORMATS[name]
     assert Decode.shape(None, Weights(fmt, 1, 256, None), 1)["GRID_ENTRIES"] >= 256
-    check(host, fmt, 2, 40, columns(fmt, 3.25))
+    check(host, NAME, fmt, 2, 40, 26)
 
 
 @OF_TYPES
 def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
-    """As scales and minima of some rows: what a unit adds to a sum that is none stays none. NVFP4 has none."""
+    """As scales and minima of some rows: NaN stays NaN in a sum. NVFP4 has none."""
     rng, naive = np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
     blocks = random_blocks(rng, fmt, 33, 1024)
     put_extremes(rng, fmt, fmt.view(blocks))
@@ -84,51 +65,21 @@ def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
     assert finite.all() == (fmt is FORMATS["NVFP4"])
     assert np.isfinite(expected[:, finite]).any()
     assert not np.isfinite(expected[:, ~finite]).any()
-    kernel = ShippedKernel(KERNELS["q8_1_decode"], host)
+    kernel = ShippedKernel(KERNELS[NAME], host)
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
 @OF_TYPES
 def test_bits_without_bulk_copies(fmt: BlockFormat) -> None:
-    """As on cards before Hopper, where lanes copy."""
+    """As on GPUs before Hopper, where lanes copy."""
     host, before = CpuHost(2), CpuHost(2, ["-D__CUDA_ARCH__=800"])
-    for m, n, units in SHAPES[1:4]:
-        check(host, fmt, m, n, columns(fmt, units), ShippedKernel(KERNELS["q8_1_decode"], before))
-
-
-@OF_TYPES
-def test_values_are_quantized_on_the_way(host: CpuHost, fmt: BlockFormat) -> None:
-    """With the bits of the quantizer beside it, on every kind of input."""
-    rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_decode"], host)
-    for kind, x in quantizer_inputs().items():
-        with np.errstate(over="ignore", invalid="ignore"):
-            x = np.tile(x.astype(np.float32)[-3:], (1, 32))[:, :1024]
-        weights = kernel.upload(fmt, random_weights(rng, fmt, 20, x.shape[1]))
-        assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
-
-
-@pytest.mark.parametrize(("name", "m", "units"), [("Q4_K", 3, 33), ("Q6_K", 1, 120)])
-def test_rows_longer_than_shared_memory(
-    host: CpuHost, monkeypatch: pytest.MonkeyPatch, name: str, m: int, units: int
-) -> None:
-    """x is taken in parts, from Q8_1 and from values."""
-    monkeypatch.setattr("gguf_verify.kernels.ladder.q8_1_decode._SHARED", {"90": (90, 90)})
-    monkeypatch.setattr("gguf_verify.kernels.ladder.q8_1_decode._X_BYTES", 16 << 10)
-    fmt, rng, kernel = FORMATS[name], np.random.default_rng(31), ShippedKernel(KERNELS["q8_1_decode"], host)
-    k = 256 * units
-    weights = kernel.upload(fmt, random_weights(rng, fmt, 9, k))
-    shape = Decode.shape(None, weights, m)
-    assert shape["X_SLICES"] < k // 32
-    assert shape["X_SLICES"] % (shape["WARPS"] * shape["UNIT"] // 32) == 0
-    check(host, fmt, m, 9, k)
-    check(host, fmt, m, 300, k)
-    x = rng.standard_normal((m, k)).astype(np.float32)
-    assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)))
+    for m, n, blocks in SHAPES[1:4]:
+        check(host, NAME, fmt, m, n, blocks, ShippedKernel(KERNELS[NAME], before))
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
-def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
+def test_shared_memory_fits(fmt: BlockFormat, sm: str, most: int) -> None:
     """Limits: CUDA C++ programming guide, compute capabilities."""
     for m in (1, 2, 3, 8, 100):
         for k in (fmt.block_size, 4096, 14336, 53248, 1 << 20):
@@ -146,15 +97,11 @@ def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """Of up to 32 terms with minima, a few registers may be: so, one H200 takes 14.9 µs, and 18.2 without such terms
     (Q2_K, M = 2, N = 14336)."""
-    need("nvrtc")
-    supported = nvrtc.architectures()
+    supported = cards()
     for sm, m in (("75", 8), ("90", 1), ("90", 2), ("90", 4), ("90", 8), ("120", 8)):
         if int(sm) in supported:
             shape = Decode.shape(sm, Weights(fmt, 1, 4096, None), m)
-            macros = fmt.macros | {name: str(value) for name, value in shape.items()}
-            stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), SOURCE, sm, macros)))
-            assert stacks
-            assert max(stacks) <= (32 if fmt.has_min else 0), (fmt.name, sm, shape, stacks)
+            assert stack(SOURCE, sm, fmt.macros | as_macros(shape)) <= (32 if fmt.has_min else 0), (fmt.name, sm, shape)
 
 
 @pytest.mark.parametrize("nbytes", range(1, 211))
@@ -168,7 +115,7 @@ def test_pieces_are_the_whole_block_at_places_that_can_be_read(nbytes: int) -> N
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_packing_is_undone(host: CpuHost, fmt: BlockFormat) -> None:
     """And a change of any byte is seen, also of one that belongs to no row."""
-    rng, kernel = np.random.default_rng(3), ShippedKernel(KERNELS["q8_1_decode"], host)
+    rng, kernel = np.random.default_rng(3), ShippedKernel(KERNELS[NAME], host)
     for n, blocks in ((1, 1), (37, 3)):
         rows = random_blocks(rng, fmt, n, blocks * fmt.block_size).reshape(n, -1)
         packed = host.download(kernel.upload(fmt, rows).buffer)
@@ -181,21 +128,6 @@ def test_packing_is_undone(host: CpuHost, fmt: BlockFormat) -> None:
             other[at] ^= 0x10
             again, clean = interleaved.unpacked(fmt, other, n)
             assert not clean or (again != rows).any()
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("row < N ? from[at + j] : 0", "from[at + j]", id="rows past the last"),
-        pytest.param("i % ROWS * size + j", "i % ROWS * size + j / 2 * 2", id="bytes"),
-        pytest.param("chunk / blocks * ROWS", "chunk / blocks * (ROWS - 1)", id="strips"),
-    ],
-)
-def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
-    kernel = altered_kernel(tmp_path, "q8_1_decode", "pack/interleaved.cu", old, new)
-    rows = np.random.default_rng(5).integers(1, 256, (100, 144), np.uint8)  # more than the 39 that are given
-    with pytest.raises(KernelFault, match=r"do not hold the file's bytes|reads outside its buffers"):
-        kernel.upload(FORMATS["Q4_K"], rows[:39])
 
 
 @pytest.mark.parametrize(
@@ -215,49 +147,14 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
     ],
 )  # fmt: skip
 def test_faults_are_seen(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
-    kernel = altered_kernel(tmp_path, "q8_1_decode", SOURCE, old, new)
+    kernel = altered_kernel(tmp_path, NAME, SOURCE, old, new)
 
-    def seen(m: int, n: int, units: float, fmt: BlockFormat) -> bool:
+    def seen(m: int, n: int, blocks: int, fmt: BlockFormat) -> bool:
         try:
-            check(host, fmt, m, n, columns(fmt, units), kernel)
+            check(host, NAME, fmt, m, n, blocks, kernel)
         except (AssertionError, KernelFault):
             return True
         return False
 
     # blocks of 32 end in the middle of a unit
     assert any(seen(*shape, FORMATS[name]) for name in ("Q4_K", "Q5_1") for shape in reversed(SHAPES))
-
-
-SANITIZED = """
-import sys
-from pathlib import Path
-from gguf_verify.formats import FORMATS
-from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.kernels.ladder import KERNELS
-from gguf_verify.kernels.shipped import ShippedKernel
-from tests.reference.kernels.test_decode import check, columns
-from tests.support.kernel_inputs import SANITIZERS
-kernel = ShippedKernel(KERNELS["q8_1_decode"], CpuHost(1, SANITIZERS), Path(sys.argv[1]))
-check(CpuHost(1), FORMATS["MXFP4"], 3, 33, columns(FORMATS["MXFP4"], 9.5), kernel)
-print("clean")
-"""
-
-
-def test_clean_under_sanitizers() -> None:
-    done = under_sanitizers(SANITIZED, str(kernel_root()))
-    assert done.stdout == "clean\n", done.stderr[-3000:]
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        pytest.param(
-            SOURCE, "(x, share.tokens * count, place", "(x, TOKENS * count, place", id="a token past the last"
-        ),
-        pytest.param("pack/interleaved.cu", "row < N ? from[at + j] : 0", "from[at + j]", id="a row past the last"),
-    ],
-)  # fmt: skip
-def test_sanitizers_see(tmp_path: Path, file: str, old: str, new: str) -> None:
-    done = under_sanitizers(SANITIZED, str(altered_kernel(tmp_path, "q8_1_decode", file, old, new).root))
-    assert done.returncode != 0
-    assert re.search("AddressSanitizer: (heap|stack)-buffer-(over|under)flow", done.stderr), done.stderr[-2000:]

@@ -7,8 +7,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts.cpu_host import CpuHost
-from tools.measure.bench.dequantized import Dequantizer
-from tools.measure.bench.drawn_blocks import LARGEST, SMALLEST, blocks_of
+from tools.measure.bench.matrices import LARGEST, SMALLEST, Dequantizer, blocks_of
 
 WEIGHTS = [fmt for fmt in FORMATS.values() if fmt.weights]
 

@@ -13,7 +13,7 @@ from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.support.errors import UsageError
-from tools.measure.bench.drawn_blocks import random_rows
+from tools.measure.bench.matrices import random_rows
 
 Q8_1 = SEMANTICS["q8_1"]
 HOST = CpuHost(1)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.half_tiling import HalfTiling
@@ -17,17 +16,16 @@ from gguf_verify.kernels.halves import ROWS, STAGE, Layout, check_halves
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.f16_wgmma import Wgmma
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.rungs.envelope import TypeProbes
 from gguf_verify.rungs.generated_inputs import any_blocks, held_by
-from gguf_verify.rungs.huge import HugeProbes
+from gguf_verify.rungs.layers.probes.envelope import TypeProbes
+from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.semantics.declared import IN_TENSOR_CORES, declared
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import KernelFault
-from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import random_weights, stack_bytes, usual_weights
-from tests.support.needs import need
+from tests.reference.kernels.cubins import cards, stack
+from tests.support.kernel_inputs import random_weights, usual_weights
 from tests.support.tools import altered_kernel
 
 PLAIN = ("f16_naive", "f16_mma")
@@ -53,7 +51,7 @@ def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bo
 
 @OF_TYPES
 def test_a_weight_is_rounded_once(host: CpuHost, fmt: BlockFormat) -> None:
-    """Also under subnormal and large scales: the half of d·q + m, or of what to_float makes of it."""
+    """Also under subnormal and large scales: the half of d·q + m, or of to_float's value."""
     kernel, n, k = ShippedKernel(KERNELS["f16_dequantized"], host), 70, 3 * max(32, fmt.block_size)
     w = random_weights(np.random.default_rng(3), fmt, n, k)
     layout = Layout(fmt)
@@ -119,8 +117,7 @@ def test_parts_have_the_same_bits_in_any_order(host: CpuHost) -> None:
 
 
 def test_tilings_that_are_chosen() -> None:
-    """A tile of tokens where these are few, and parts of rows where rows are; else what keeps 132 multiprocessors
-    busy."""
+    """A tile of few tokens, and parts of few rows; otherwise the tiling that keeps 132 multiprocessors busy."""
     shapes = ((1, 14336), (16, 4096), (64, 4096), (128, 14336), (128, 4096), (512, 14336), (512, 4096), (4096, 4096))
     for kind, of_512 in (("Q8_0", (128, 1)), ("Q4_K", (256, 2))):
         chosen = [Wgmma().tiling(FORMATS[kind], m, n) for m, n in shapes]
@@ -129,8 +126,8 @@ def test_tilings_that_are_chosen() -> None:
     assert Wgmma().tiling(FORMATS["Q8_0"], 1, 64).parts == 4
 
 
-def test_drawn_blocks_that_halves_hold() -> None:
-    """What the rungs draw of any bits keeps products of f16 finite. Thread blocks of huge products get nothing else."""
+def test_random_blocks_that_halves_hold() -> None:
+    """Random weights of any bits keep products of f16 finite. Thread blocks of huge products get nothing else."""
     fmt = FORMATS["Q4_K"]
     blocks = any_blocks(fmt, 2000, 1)
     held = held_by(IN_TENSOR_CORES, fmt, blocks)
@@ -212,13 +209,9 @@ def test_scales_that_are_no_numbers_are_packed(host: CpuHost, bits: int) -> None
     ],
 )
 def test_compiles_and_spills_nothing(name: str, sm: str) -> None:
-    need("nvrtc")
-    fmt, spec = FORMATS["Q4_K"], KERNELS[name]
+    supported, fmt, spec = cards(), FORMATS["Q4_K"], KERNELS[name]
     tiling = HalfTiling(256, row_groups=2, pipelined=True)
     macros = {"f16_mma": {"TOKENS": "128"}, "f16_naive": {}}.get(name) or tiling.macros(Layout(fmt), 8192, 64)[0]
-    if int(sm.rstrip("a")) not in nvrtc.architectures():
+    if int(sm.rstrip("a")) not in supported:
         pytest.skip(f"this NVRTC does not compile for sm_{sm}")
-    cubin = nvrtc.compile_cubin(kernel_root(), spec.file, sm, {**spec.defines_for(fmt), **macros})
-    stacks = list(stack_bytes(cubin))
-    assert stacks
-    assert not any(stacks)
+    assert not stack(spec.file, sm, {**spec.defines_for(fmt), **macros})

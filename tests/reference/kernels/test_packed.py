@@ -21,7 +21,6 @@ from tests.support.kernel_inputs import (
     assert_same,
     gaussians,
     put_extremes,
-    quantizer_inputs,
     random_activations,
     random_blocks,
     random_weights,
@@ -55,18 +54,21 @@ def test_bits_are_naives_on_codes_of_bytes(host: CpuHost, name: str) -> None:
         check(host, name, FORMATS["Q8_0"], m, n, blocks)
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q5_1"])
-def test_infinities_and_nan(host: CpuHost, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "m", "blocks"),
+    [("q8_1_wgmma", "Q2_K", 3, 3), ("q8_1_wgmma", "Q5_1", 3, 3), ("q8_1_columns", "Q5_1", 5, 19)],
+)
+def test_infinities_and_nan(host: CpuHost, name: str, kind: str, m: int, blocks: int) -> None:
     """As scales and minima of some rows: they stay in these rows, also where the last slice is padded."""
     fmt, rng, naive = FORMATS[kind], np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
-    k = 3 * fmt.block_size
-    blocks = random_blocks(rng, fmt, 33, k)
-    put_extremes(rng, fmt, fmt.view(blocks))
-    w, x = blocks.reshape(33, -1), random_activations(rng, naive.spec, 3, k)
+    k = blocks * fmt.block_size
+    drawn = random_blocks(rng, fmt, 33, k)
+    put_extremes(rng, fmt, fmt.view(drawn))
+    w, x = drawn.reshape(33, -1), random_activations(rng, naive.spec, m, k)
     with np.errstate(all="ignore"):
         expected = naive.gemm(naive.upload(fmt, w), x)
     assert 0 < (~np.isfinite(expected)).sum() < expected.size
-    kernel = ShippedKernel(KERNELS["q8_1_wgmma"], host)
+    kernel = ShippedKernel(KERNELS[name], host)
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
@@ -104,32 +106,10 @@ def test_tilings_that_are_chosen() -> None:
 @OF_FIVE
 @pytest.mark.parametrize("shapes", [FEW_SHAPES[1:2], SHAPES], ids=["few", "all"])
 def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int, int]]) -> None:
-    """As on cards before Hopper, where lanes copy."""
+    """As on GPUs before Hopper, where lanes copy."""
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
     for m, n, blocks in shapes:
         check(host, "q8_1_gemv", fmt, m, n, blocks, ShippedKernel(KERNELS["q8_1_gemv"], before))
-
-
-@OF_FIVE
-@pytest.mark.parametrize("m", [3, 1, 2, 8, 16])
-def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
-    """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
-    rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_gemv"], host)
-    for kind, x in quantizer_inputs().items():
-        with np.errstate(over="ignore", invalid="ignore"):
-            x = x.astype(np.float32)[-m:, :1184]
-        weights = kernel.upload(fmt, random_weights(rng, fmt, 20, x.shape[1]))
-        assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
-
-
-@pytest.mark.parametrize(("m", "blocks"), [(1, 1030), (3, 300)])
-def test_gemv_of_rows_longer_than_shared_memory(host: CpuHost, m: int, blocks: int) -> None:
-    fmt, rng, kernel = FORMATS["Q4_1"], np.random.default_rng(31), ShippedKernel(KERNELS["q8_1_gemv"], host)
-    check(host, "q8_1_gemv", fmt, m, 9, blocks)
-    weights = kernel.upload(fmt, random_weights(rng, fmt, 9, 32 * blocks))
-    assert Gemv.shape(None, weights, m)["X_BLOCKS"] < blocks
-    x = rng.standard_normal((m, 32 * blocks)).astype(np.float32)
-    assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)))
 
 
 @by_format
@@ -163,7 +143,7 @@ def test_bits_of_gemv_with_more_warps(host: CpuHost) -> None:
 
 
 def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:
-    """And kernels of two do not: what is prepared has the same bytes if, and only if, the layout is called the same."""
+    """Prepared weights have the same bytes if, and only if, the layout has the same name."""
     fmt = FORMATS["Q4_0"]
     prepared: dict[str, set[bytes]] = {}
     rows = np.random.default_rng(32).integers(0, 256, (130, 3 * fmt.block_bytes), np.uint8)
@@ -207,7 +187,7 @@ def test_packing_is_undone(host: CpuHost, name: str, fmt: BlockFormat) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_contents_are_the_values_of_the_file(fmt: BlockFormat) -> None:
-    """Codes, scales and minima as they are packed decode to what the file's bytes decode to."""
+    """Packed codes, scales and minima decode to the values of the file's bytes."""
     rows = random_weights(np.random.default_rng(6), fmt, 5, 2 * fmt.block_size)
     of, layout = Contents.of(fmt, rows), Layout.of(fmt)
     codes = of.codes if layout.code_bits < 8 else of.codes.view(np.int8)

@@ -10,40 +10,33 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.support.errors import KernelFault
-from tests.support.kernel_inputs import random_weights
 from tests.support.packed_kernels import SHAPES, check
 from tests.support.tools import altered_kernel
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("name", "kind", "old", "new"),
     [
-        pytest.param("(high & 0x0F0F0F0F) << 4", "(high & 0x0F0F0F0F) << 3", id="high nibbles"),
-        pytest.param("8 * r + g", "8 * g + r", id="rows"),
-        pytest.param("row < N && slice < slices", "row <= N && slice < slices", id="a row past the last"),
-        pytest.param("= float_to_half(d);", "= float_to_half(d) & 0xFFFE;", id="the last bit of d"),
+        pytest.param("q8_1_gemv", "Q4_0", "(high & 0x0F0F0F0F) << 4", "(high & 0x0F0F0F0F) << 3", id="high nibbles"),
+        pytest.param("q8_1_gemv", "Q4_0", "8 * r + g", "8 * g + r", id="rows"),
+        pytest.param("q8_1_gemv", "Q4_0", "row < N && slice < slices", "row <= N && slice < slices",
+                     id="a row past the last"),
+        pytest.param("q8_1_gemv", "Q4_0", "= float_to_half(d);", "= float_to_half(d) & 0xFFFE;",
+                     id="the last bit of d"),
+        pytest.param("q8_1_wgmma", "Q2_K", "b->scale(s, h)", "b->scale(s, 0)", id="the other group's scale"),
+        pytest.param("q8_1_wgmma", "Q2_K", "b->minimum(s, h)", "-b->minimum(s, h)", id="sign of minima"),
+        pytest.param("q8_1_wgmma", "Q2_K", "s = (int)(slice % SLICES)", "s = 0", id="the block's first slice"),
+        pytest.param("q8_1_decode", "Q4_K", "row < N ? from[at + j] : 0", "from[at + j]", id="rows past the last"),
+        pytest.param("q8_1_decode", "Q4_K", "i % ROWS * size + j", "i % ROWS * size + j / 2 * 2", id="bytes"),
+        pytest.param("q8_1_decode", "Q4_K", "chunk / blocks * ROWS", "chunk / blocks * (ROWS - 1)", id="strips"),
     ],
-)
-def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
-    kernel = altered_kernel(tmp_path, "q8_1_gemv", "pack/weights.cu", old, new)
-    rows = np.random.default_rng(5).integers(1, 256, (40, 54), np.uint8)  # a row more: 39 are given
+)  # fmt: skip
+def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, name: str, kind: str, old: str, new: str) -> None:
+    file = "pack/interleaved.cu" if name == "q8_1_decode" else "pack/weights.cu"
+    kernel, fmt, rng = altered_kernel(tmp_path, name, file, old, new), FORMATS[kind], np.random.default_rng(5)
+    rows = rng.integers(1, 256, (100, 2 * fmt.block_bytes), np.uint8)  # more than the 39 that are given
     with pytest.raises(KernelFault, match=r"do not hold the file's bytes|reads outside its buffers"):
-        kernel.upload(FORMATS["Q4_0"], rows[:39])
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("b->scale(s, h)", "b->scale(s, 0)", id="the other group's scale"),
-        pytest.param("b->minimum(s, h)", "-b->minimum(s, h)", id="sign of minima"),
-        pytest.param("s = (int)(slice % SLICES)", "s = 0", id="the block's first slice"),
-    ],
-)
-def test_superblocks_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
-    kernel = altered_kernel(tmp_path, "q8_1_wgmma", "pack/weights.cu", old, new)
-    rows = random_weights(np.random.default_rng(5), FORMATS["Q2_K"], 39, 512)
-    with pytest.raises(KernelFault, match=r"do not hold the file's bytes|reads outside its buffers"):
-        kernel.upload(FORMATS["Q2_K"], rows)
+        kernel.upload(fmt, rows[:39])
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
     ],
 )  # fmt: skip
 def test_an_index_of_32_bits_is_seen(tmp_path: Path, name: str, fmt: str, file: str, old: str, new: str) -> None:
-    """That indices are 64 bits wide is part of what `test_clean_under_sanitizers` runs; here it must fail."""
+    """`test_clean_under_sanitizers` runs with indices of 64 bits; narrower ones must fail here."""
     done = in_a_process(altered_root(tmp_path, file, old, new), [(name, fmt)], sanitizers=False)
     assert done.returncode != 0
     assert done.returncode < 0 or "wrong bits" in done.stderr or "outside its buffers" in done.stderr

@@ -17,7 +17,7 @@ from gguf_verify.support.errors import KernelFinding
 from tests.support.kernel_inputs import gaussians, random_weights
 from tests.support.tools import altered_kernel
 
-#: A type of each size of block and kind of minimum; the rest are run by the layers rung of whoever has such a model.
+#: A type of each size of block and kind of minimum; the layers rung runs the rest on models that have them.
 TYPES = {"Q4_0": tuple(KERNELS), "Q8_0": ("q8_1_dp4a_tiled",), "Q4_K": ("q8_1_tiled",), "IQ3_XXS": ("q8_1_naive",)}
 SCHEDULES = (Schedule("descending"), Schedule("seeded", 1), *([] if checks_fault() else [Schedule(checked=True)]))
 
@@ -50,7 +50,7 @@ def test_same_bits_and_no_finding(fmt: str, kernel: str) -> None:
 def test_weights_that_are_overwritten_while_they_are_read(
     tmp_path: Path, kernel: str, m: int, source: str, old: str, new: str
 ) -> None:
-    """Without its fence q8_1_gemv was wrong in some launches on a card. On the CPU loads are done at once."""
+    """Without its fence q8_1_gemv was wrong in some launches on a GPU. On the CPU loads are done at once."""
     weights, rng = FORMATS["Q5_0"], np.random.default_rng(3)
     rows, x = random_weights(rng, weights, 300, 64 * 32), gaussians(rng, m, 64 * 32)
     altered = altered_kernel(tmp_path, kernel, source, old, new).under(Schedule(checked=True))

@@ -39,7 +39,7 @@ BARRIERS = [
 
 @pytest.mark.parametrize(("name", "which"), BARRIERS)
 def test_a_missing_barrier_is_seen(host: CpuHost, tmp_path: Path, name: str, which: int) -> None:
-    """Threads run one after the other as far as they can, so that whatever is not waited for is not there."""
+    """Each thread runs as far as it can before the next one starts, so missing waits read unwritten memory."""
     parts = (kernel_root() / KERNELS[name].file).read_text().split(BARRIER)
     before, after = parts[which][-80:], parts[which + 1][:80]
     kernel = altered_kernel(tmp_path, name, KERNELS[name].file, before + BARRIER + after, before + after)

@@ -1,5 +1,5 @@
-"""Any device of ggml's registry as the reference: what it computes comes to be known by its outputs, or is not known,
-which is no pass. Devices are played by NumPy, by llama.cpp's CPU under another name, and by llvmpipe."""
+"""Any device of ggml's registry as the reference: its definition is inferred from its outputs, or is unknown, which is
+no pass. NumPy, llama.cpp's CPU under another name, and llvmpipe stand in for devices."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
         ("Vulkan", "no known definition gives this device's products of Q4_0"),
     ],
 )
-def test_what_no_definition_describes_is_no_pass(
+def test_products_without_a_definition_are_no_pass(
     backend: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(_RENAMED.format(backend=backend))

@@ -1,4 +1,4 @@
-"""The graph goes on while a product is judged, by a bounded number of products; whoever leaves a capture leaves
+"""The graph goes on while a product is judged, by a bounded number of products; a capture that is left early leaves
 llama.cpp's process ready for the next call."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def told(llama: Llama) -> str:
     return str(header["node"])
 
 
-def test_it_goes_on_by_so_many_products(llama: Llama) -> None:
+def test_it_computes_a_bounded_number_of_products_ahead(llama: Llama) -> None:
     names = [gemm.node for gemm in llama.model.capture(TOKENS) if isinstance(gemm, Gemm)]
     options = {"activations": [], "checksum": False, "ahead": _AHEAD}
     llama.send("evaluate", {}, {"tokens": TOKENS, "mode": "capture", "options": options})

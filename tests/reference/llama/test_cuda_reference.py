@@ -1,6 +1,5 @@
-"""llama.cpp's CUDA backend as the reference, as far as it can be tested without a GPU: its definitions on outputs that
-were measured, what is said of its quantizers, the way its activations are revealed, and refusals. With a GPU:
-`test_gpu_reference.py`."""
+"""llama.cpp's CUDA backend as the reference, without a GPU: definitions on measured outputs, its quantizers, how its
+activations are revealed, and refusals. With a GPU: `test_gpu_reference.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.formats.q5_0 import Q5_0
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
@@ -27,13 +25,11 @@ from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.definitions.mmq import MMQ
-from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
+from gguf_verify.semantics.definitions.mmq import MMQ, encode_mmq
+from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4, encode_mmq_d4
+from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
-from gguf_verify.semantics.encodings.mmq_d4 import encode_mmq_d4
-from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
-from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
@@ -41,7 +37,7 @@ from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support import graphs
-from tests.support.tools import FIXTURES, LEGACY, ROOT
+from tests.support.tools import FIXTURES, ROOT
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -73,7 +69,7 @@ def revealed(semantics: Semantics) -> Bytes:
 
 @pytest.mark.parametrize(("name", "tokens"), pairs())
 def test_measured_outputs(name: str, tokens: str) -> None:
-    """Right under the definition that the source says; wrong with one code of each token changed by one."""
+    """Correct under the definition in the source; wrong with one code of each token changed by one."""
     fmt = FORMATS[name]
     semantics = llama_cuda_semantics(fmt, TOKENS[tokens])
     w, y, x = MEASURED[f"{name}/w"], MEASURED[f"{name}/{tokens}"], revealed(semantics)
@@ -83,7 +79,7 @@ def test_measured_outputs(name: str, tokens: str) -> None:
     assert judgement.nmse < 1e-13
     assert semantics.activations is not None
     blocks = w[:1].reshape(-1, fmt.block_bytes)
-    codes = fmt.codes(blocks).astype(float) - (fmt.offset if semantics.term.integer_offset(fmt) else 0)
+    codes = semantics.term.codes(fmt, blocks).astype(float)
     values = codes * np.repeat(fmt.scales(blocks), fmt.group, axis=1)
     view = semantics.activations.view(x.reshape(len(x), -1, 36)).copy()
     weighed = np.abs(values).reshape(-1, 32) * view["d"][..., None]
@@ -110,7 +106,7 @@ def test_measured_outputs_tell_definitions_apart(name: str, tokens: str, wrong: 
 
 
 def test_measured_activations() -> None:
-    """The quantizers are the encoders, up to what fast math explains."""
+    """The quantizers are the encoders, except for codes that fast math explains."""
     for name, x in (("q8_1", "x_few"), ("mmq", "x_many"), ("mmq_d4", "x_many")):
         agreement = compare_activations(SEMANTICS[name], MEASURED[x], MEASURED[name])
         assert agreement.unexplained is None
@@ -151,7 +147,7 @@ def test_dispatch() -> None:
         (Q4_0, 9, 70, "before compute capability 7.5"),
     ],
 )
-def test_what_is_not_known_is_said(fmt: object, m: int, sm: int, said: str) -> None:
+def test_unknown_definitions_have_a_reason(fmt: object, m: int, sm: int, said: str) -> None:
     with pytest.raises(NoDefinition, match=said):
         llama_cuda_semantics(fmt, m, sm)  # type: ignore[arg-type]
 
@@ -333,7 +329,7 @@ if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     from gguf_verify.llama import ggml
     from gguf_verify.llama.worker import cuda_device, references
     from gguf_verify.semantics import cuda
-    from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
+    from gguf_verify.semantics.definitions.mmq import encode_mmq
     from gguf_verify.formats.q8_1 import Q8_1
     references.find = lambda reference: ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)
     ggml.backend_of, ggml.description_of = lambda device: "CUDA", lambda device: "a stand-in"
@@ -358,7 +354,7 @@ def stand_in(
 
 
 def test_other_definitions_than_the_gpus_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CPU computes is what MMQ would (Q4_0), and not what MMVQ would."""
+    """A CPU computes what MMQ would (Q4_0), and not what MMVQ would."""
     report = stand_in(tmp_path, monkeypatch, "tiny-Q4_0.gguf")
     blocks, layers, _ = report.rungs
     assert report.exit_code == 1
@@ -416,7 +412,7 @@ def test_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Ll
     assert not tokens.n_failures
 
 
-def test_what_the_gpu_leaves_to_the_cpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_that_the_gpu_leaves_to_the_cpu_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = stand_in(tmp_path, monkeypatch, "tiny-Q4_0.gguf", on_gpu=False, mmvq=0)
     layers = report.rungs[1]
     assert layers.verdict == "unverified"
@@ -431,10 +427,3 @@ def test_elements_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert rung.verdict == "unverified"
     assert all("unsupported with --reference gpu" in why for why in [left.why for left in report.rungs[1].unverified])
     assert len(report.rungs[0].unverified) == len(report.rungs[1].unverified) == 22
-
-
-def test_legacy_formats_are_all_covered() -> None:
-    for fmt in LEGACY.values():
-        for m in (1, 9):
-            llama_cuda_semantics(fmt, m)
-    assert MMQ_D4.term.integer_offset(Q5_0)

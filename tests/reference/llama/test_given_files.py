@@ -1,5 +1,5 @@
-"""Model files are handed to llama.cpp and to the readers open: they have no names of this machine, and read what was
-opened here."""
+"""Model files are passed to llama.cpp and to the readers as descriptors: they have no names of this machine, and the
+opened bytes are read."""
 
 from __future__ import annotations
 

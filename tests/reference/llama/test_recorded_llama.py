@@ -33,7 +33,7 @@ def captured(llama: RecordedLlama, path: Path) -> list[bytes]:
     return [each.y.tobytes() for each in llama.model.capture(tokens) if isinstance(each, Gemm)]
 
 
-def test_what_was_answered_starts_no_process() -> None:
+def test_a_recorded_answer_starts_no_process() -> None:
     outputs = []
     for _ in range(2):
         with RecordedLlama() as llama:
@@ -42,7 +42,7 @@ def test_what_was_answered_starts_no_process() -> None:
     assert outputs[0] == outputs[1] != []
 
 
-def test_a_new_question_is_answered_by_a_process_that_was_asked_the_others() -> None:
+def test_a_new_question_starts_a_process_that_gets_the_earlier_ones() -> None:
     with RecordedLlama() as llama:
         captured(llama, Q4_0)
         expected = llama.model.generate(llama.model.tokenize("The"), 2)
@@ -97,7 +97,7 @@ def test_a_capture_that_was_left() -> None:
             assert llama.model.evaluate(tokens, first=int(again)).logits.shape[0] == len(tokens) - again
 
 
-def test_what_follows_an_interrupt_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_after_an_interrupt_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = protocol.receive
 
     def interrupted(*given: Any, **options: Any) -> NoReturn:

@@ -4,10 +4,8 @@ never a traceback, a hang, or names, sizes and indices that were not checked."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -28,9 +26,7 @@ from gguf_verify.llama.evaluations import Evaluation
 from gguf_verify.processes.given import Taken
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault
-from gguf_verify.support.lanes import Lane, Lanes
 from gguf_verify.support.numbers import CODES
-from gguf_verify.support.sealed import of_fixed_size
 from tests.support.tools import FIXTURES
 
 Message = tuple[dict[str, Any], list[Any]] | bytes
@@ -40,15 +36,15 @@ W = np.zeros((3, 18), np.uint8)
 
 class FakeChild:
     """In place of llama.cpp's process: a thread that answers each request with the next of these messages, then ends.
+    Messages that are bytes are sent as they are."""
 
-    Messages that are bytes are sent as they are; arrays of others never through `lanes`.
-    """
+    lanes = None
 
-    def __init__(self, answers: list[list[Message]], lanes: Lanes | None = None) -> None:
+    def __init__(self, answers: list[list[Message]]) -> None:
         ours, theirs = socket.socketpair()
         self.link, self._theirs = Connection(ours.detach()), Connection(theirs.detach())
         self._answers = answers
-        self.pid, self.lanes = os.getpid(), lanes
+        self.pid = os.getpid()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -231,26 +227,7 @@ def test_an_answer_that_is_not_valid(name: str, tiny: Model) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("at", [-1, 1 << 20, (1 << 20) - 1, 1 << 70, None, "0", 0.5, [], {}])
-@pytest.mark.parametrize("shared", [False, True])
-def test_an_array_where_the_memory_ends(at: object, shared: bool, tiny: Model) -> None:
-    """No place that the process names is read beyond the memory beside the socket, nor where there is none."""
-    floats = {"dtype": "<f4", "shape": [100, 100], "at": at}
-    line = json.dumps({"result": {}, "arrays": [floats]}).encode() + b"\n"
-    lanes = Lanes(Lane(of_fixed_size(1 << 20)), Lane(of_fixed_size(1 << 20))) if shared else None
-    child = FakeChild([[struct.pack("!i", len(line)) + line]], lanes)
-    try:
-        with (
-            pytest.raises(LlamaFault, match="sent an invalid answer in multiply"),
-            Llama(60.0, child=child) as llama,  # type: ignore[arg-type]
-        ):
-            llama.multiply(2, np.zeros((100, 18), np.uint8), np.zeros((100, 32), np.float32))
-    finally:
-        if lanes is not None:
-            lanes.close()
-
-
-def test_what_an_answer_lacks_is_said(tiny: Model) -> None:
+def test_a_missing_field_is_named(tiny: Model) -> None:
     with pytest.raises(LlamaFault, match=r"start_backend \(.*missing required field `device`.*\); it said: ") as caught:
         asked("start_backend", tiny, ({"result": {"backend": "Vulkan", "name": "a card"}}, []))
     assert caught.value.exit_code == EXIT_ENVIRONMENT

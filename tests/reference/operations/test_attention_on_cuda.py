@@ -13,7 +13,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.llama.node import F16, F32
 from gguf_verify_graph.operations import OPERATIONS, Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations._attention_on_cuda import vec_alone
+from gguf_verify_graph.operations.attention_paths import vec_alone
 from tests.reference.operations.test_attention_on_vulkan import ABOVE, FAULTS
 from tests.support.operations import with_output
 
@@ -168,7 +168,7 @@ def test_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("what", FAULTS)
-def test_planted_faults_are_seen(what: str, name: str) -> None:
+def test_planted_faults_are_detected(what: str, name: str) -> None:
     seen = 0
     with np.errstate(all="ignore"):
         for node in _drawn()[:9]:
@@ -179,7 +179,7 @@ def test_planted_faults_are_seen(what: str, name: str) -> None:
     assert seen
 
 
-def test_an_output_beside_right_ones_is_not_admitted_by_half_sums() -> None:
+def test_half_sums_do_not_admit_one_wrong_output() -> None:
     """Of queries that vec or mma may have, one output is off by less than mma's tolerance; the others are vec's."""
     node = next(n for n in _drawn() if n.source(1).type_id == n.source(2).type_id == F16 and n.source(0).ne[1] > 2)
     right = KERNELS["f32"].compute(node)
@@ -194,7 +194,7 @@ def test_an_output_beside_right_ones_is_not_admitted_by_half_sums() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensor cores, half sums", "half products, half sums"])
-def test_addends_in_the_middle_of_a_step_are_right(name: str) -> None:
+def test_addends_midway_between_steps_are_right(name: str) -> None:
     """Equal keys, whose p is a little more than 1/8; as a half it is that, and 6.5 steps of a sum of 16 times 13/16."""
     q = Operand.of(np.random.default_rng(5).standard_normal((1, 4, 1, 64)).astype(f32))
     k, v = np.zeros((1, 2, 520, 64), f16), np.broadcast_to(np.arange(64, dtype=f16) / f16(16), (1, 2, 520, 64))
@@ -205,7 +205,7 @@ def test_addends_in_the_middle_of_a_step_are_right(name: str) -> None:
     assert "half sums" in found.definition
 
 
-def test_where_vec_alone_runs_half_sums_are_none() -> None:
+def test_no_half_sums_if_only_vec_runs() -> None:
     rng = np.random.default_rng(4)
     q = Operand.of(rng.standard_normal((1, 2, 1, 64)).astype(f32))
     k, v = (Operand.of(rng.standard_normal((1, 2, 256, 64)).astype(f16)) for _ in range(2))

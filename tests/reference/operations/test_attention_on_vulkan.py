@@ -12,7 +12,7 @@ import pytest
 
 from gguf_verify.llama.node import BF16, F32
 from gguf_verify_graph.operations import OPERATIONS, Judged, Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations._attention_sums import in_lanes
+from gguf_verify_graph.operations.attention_sums import in_lanes
 from tests.support.operations import source, with_output
 
 Array = npt.NDArray[Any]
@@ -190,7 +190,7 @@ FAULTS: dict[str, Callable[[Node], Node | None]] = {
 
 @pytest.mark.parametrize("name", ["f32", "halves, f32 scores"])
 @pytest.mark.parametrize("what", FAULTS)
-def test_planted_faults_are_seen(what: str, name: str) -> None:
+def test_planted_faults_are_detected(what: str, name: str) -> None:
     seen = 0
     with np.errstate(all="ignore"):
         for node in _drawn(True)[:12]:
@@ -217,7 +217,7 @@ def test_a_row_without_keys_is_zero() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "BF16"])
-def test_what_none_of_the_definitions_describes_is_not_judged(kind: str) -> None:
+def test_outputs_without_a_matching_definition_are_not_judged(kind: str) -> None:
     node = next(n for n in _drawn(True) if n.source(1).type == kind)
     data = np.random.default_rng(1).standard_normal(node.output.shape).astype(np.float32)
     with pytest.raises(NoDefinition):

@@ -40,7 +40,7 @@ def test_faults(llama: Llama, op: str) -> None:
     )  # fmt: skip
 
 
-def test_what_a_half_does_not_reach(llama: Llama) -> None:
+def test_products_beyond_the_largest_half(llama: Llama) -> None:
     """A product beyond the largest half is infinite, and one that is not must not be."""
     x = Operand.of(np.array([300, 300, 200, -300], np.float16))
     node = llama.compute_node(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
-from gguf_verify_graph.operations._consistency import admitted
+from gguf_verify_graph.operations.consistency import admitted
 from gguf_verify_graph.operations.judging import within
 from tests.support.narrow_sums import HALF_SUMS, half
 from tests.support.operations import with_output
@@ -22,7 +22,7 @@ def left_out(off: Doubles) -> npt.NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("n", [5, 8, 31, 32, 100])
-def test_one_among_right_ones_is_left_out(n: int) -> None:
+def test_one_outlier_is_not_admitted(n: int) -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
         off = np.abs(rng.standard_normal((9, n))) * 0.005
@@ -31,7 +31,7 @@ def test_one_among_right_ones_is_left_out(n: int) -> None:
         assert np.argwhere(left_out(off)).tolist() == [[4, 2]]
 
 
-def test_a_row_whose_errors_are_all_larger_is_right() -> None:
+def test_a_row_with_larger_errors_throughout_is_admitted() -> None:
     rng = np.random.default_rng(0)
     for n in (5, 8, 31, 32):
         for _ in range(100):
@@ -40,7 +40,7 @@ def test_a_row_whose_errors_are_all_larger_is_right() -> None:
             assert not left_out(off).any()
 
 
-def test_too_few_tell_nothing() -> None:
+def test_few_outputs_are_not_checked() -> None:
     off = np.full((20, 4), 1e-3)
     off[4, 2] = 0.9
     assert not left_out(off).any()  # four in a row
@@ -50,7 +50,7 @@ def test_too_few_tell_nothing() -> None:
     assert left_out(np.concatenate([off, off[:1]])).any()
 
 
-def test_a_bound_that_is_infinite_is_none() -> None:
+def test_an_infinite_bound_is_no_definition() -> None:
     y = np.ones((1, 1, 1, 3), np.float32)
     node = Node("ADD", (), Operand.of(y))
     assert within(node, "f32", np.array([1.0, np.inf, 1.0]), np.array([0.1, np.inf, 0.1])).wrong == 1
@@ -74,7 +74,7 @@ def product(columns: int, k: int, added: int, positive: bool) -> tuple[Node, Dou
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("added", range(len(HALF_SUMS)))
 @pytest.mark.parametrize(("columns", "k"), [(5, 64), (5, 1536), (24, 320), (48, 1536)])
-def test_sums_in_half_are_off_by_no_less_than_a_32nd(columns: int, k: int, added: int, positive: bool) -> None:
+def test_errors_of_half_sums_are_at_least_a_32nd(columns: int, k: int, added: int, positive: bool) -> None:
     """The same outputs, one of them as far off as 33 times the worst, or with another sign, are wrong."""
     node, a, w = product(columns, k, added, positive)
     found = judge(node)

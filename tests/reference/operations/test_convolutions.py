@@ -108,7 +108,7 @@ def test_shapes_that_do_not_fit(llama: Llama, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["CONV_2D", "CONV_3D", "CONV_TRANSPOSE_2D"])
-def test_devices_that_may_take_halves(llama: Llama, op: str) -> None:
+def test_devices_that_may_compute_in_halves(llama: Llama, op: str) -> None:
     if op != "CONV_TRANSPOSE_2D":
         halves = next(node for node in computed(llama, op) if node.source(0).type_id == F16)
         with pytest.raises(NoDefinition, match="round the input"):

@@ -19,7 +19,7 @@ def _on_cuda(node: Node, y: npt.NDArray[Any]) -> Node:
     return replace(node, backend="CUDA", device="CUDA0", output=Operand.of(np.asarray(y, f32)))
 
 
-def test_what_is_masked_is_lowered_by_the_largest_float() -> None:
+def test_masking_subtracts_the_largest_float() -> None:
     x = np.arange(12, dtype=f32).reshape(3, 4) - 5
     node = Node("DIAG_MASK_INF", (Operand.of(x),), Operand.blank(F32, 3, 4), parameters(0))
     above = np.arange(4) > np.arange(3)[:, None]

@@ -190,7 +190,7 @@ def test_long_angles(llama: Llama) -> None:
 
 
 @pytest.mark.parametrize("op", ["SQR", "SQRT", "LOG", "SIN", "COS", "SCALE", "CLAMP", "LEAKY_RELU", "ADD1"])
-def test_numbers_that_are_none(llama: Llama, op: str) -> None:
+def test_infinities_and_nan(llama: Llama, op: str) -> None:
     x = np.tile(np.array([np.inf, -np.inf, np.nan, 1, -1, -3e38, 3e38, -0.0], np.float32), 5).reshape(1, 1, 1, -1)
     raw = {"SCALE": parameters(-1.5, 0.5), "CLAMP": parameters(-1.0, 2.0), "LEAKY_RELU": parameters(0.5)}
     sources = (Operand.of(x), Operand.of(np.ones(1, np.float32))) if op == "ADD1" else (Operand.of(x),)
@@ -200,7 +200,7 @@ def test_numbers_that_are_none(llama: Llama, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_what_has_no_definition(llama: Llama, op: str) -> None:
+def test_nodes_without_a_definition(llama: Llama, op: str) -> None:
     node = computed(llama, op)[-1]
     wrong = [replace(node, backend="Metal"), replace(node, output=Operand.blank(24, *node.output.shape))]
     if op not in ("FILL", "ARANGE"):

@@ -19,7 +19,7 @@ def test_right(llama: Llama) -> None:
     check_right(llama, OP)
 
 
-def test_all_paths_are_drawn_and_their_bounds_are_not_wide(llama: Llama) -> None:
+def test_random_nodes_cover_all_paths_with_tight_bounds(llama: Llama) -> None:
     worst: dict[str, float] = {}
     for node in computed(llama, OP):
         one = judge(node)
@@ -43,7 +43,7 @@ def _constant(shape: tuple[int, ...], value: float) -> Operand:
 
 @pytest.mark.parametrize("value", [1.0, 0.7001953125, -0.333251953125])
 @pytest.mark.parametrize(("keys", "tokens"), [(400, 2), (3000, 2), (3000, 1)])
-def test_roundings_that_all_go_one_way_are_right(llama: Llama, value: float, keys: int, tokens: int) -> None:
+def test_roundings_in_one_direction_are_right(llama: Llama, value: float, keys: int, tokens: int) -> None:
     """Equal keys and values: a sum in half loses the same at each step, and all of an addend in the end."""
     queries = Operand.of(np.random.default_rng(1).standard_normal((1, 2, tokens, 128)).astype(np.float32))
     sources = (queries, _constant((1, 1, keys, 128), 0.25), _constant((1, 1, keys, 128), value))
@@ -108,7 +108,7 @@ def test_faults(llama: Llama) -> None:
     )  # fmt: skip
 
 
-def test_what_is_not_covered_has_no_definition(llama: Llama) -> None:
+def test_nodes_without_a_definition(llama: Llama) -> None:
     node = computed(llama, OP)[0]
     others = (
         replace(node, backend="Metal"), source(node, 0, lambda q: np.full_like(q, np.inf)),

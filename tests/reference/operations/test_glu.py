@@ -98,7 +98,7 @@ def test_other_backends(llama: Llama, backend: str) -> None:
     assert looked_up == {variant: variant not in ("GEGLU", "GEGLU_QUICK") for variant in VARIANTS}
 
 
-def test_what_has_no_definition(llama: Llama) -> None:
+def test_nodes_without_a_definition(llama: Llama) -> None:
     node = next(n for n in computed(llama, "GLU") if n.optional(1) is not None)
     other = Operand.blank(F32, 1, 1, 1, 77)
     for wrong in (
@@ -110,5 +110,5 @@ def test_what_has_no_definition(llama: Llama) -> None:
             judge(wrong)
 
 
-def test_every_variant_is_drawn() -> None:
+def test_every_variant_has_random_nodes() -> None:
     assert {node.variant for node in drawn("GLU")} == set(VARIANTS)

@@ -29,7 +29,7 @@ def row(rng: np.random.Generator, kind: str, k: int) -> Doubles:
 
 @pytest.mark.parametrize("added", range(len(HALF_SUMS)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_right_sums_are_within(kind: str, added: int) -> None:
+def test_right_sums_are_within_the_bound(kind: str, added: int) -> None:
     rng = np.random.default_rng(0)
     for k in (32, 100, 768):
         a = np.stack([row(rng, kind, k) for _ in range(6)])
@@ -41,7 +41,7 @@ def test_right_sums_are_within(kind: str, added: int) -> None:
         assert (np.abs(HALF_SUMS[added](a, w) - made.exact) <= SCORE_LIMIT * made.spread).all()
 
 
-def test_products_that_are_rounded_to_the_middle_of_a_step_are_within() -> None:
+def test_products_rounded_midway_between_steps_are_within_the_bound() -> None:
     """Each is a little more than 6.5 steps of a sum of 16 to 32, and 6.5 as a half, which is added as 6: what is lost
     there is not made up for where the sum is larger."""
     a, w = np.full((1, 512), 1 + 7 * 2.0**-10), np.full((1, 512), 1653 * 2.0**-14)
@@ -50,7 +50,7 @@ def test_products_that_are_rounded_to_the_middle_of_a_step_are_within() -> None:
     assert (np.abs(apart(a, w) - made.exact) <= SCORE_LIMIT * made.spread).all()
 
 
-def test_of_terms_of_one_sign_it_is_a_small_part_of_what_any_order_allows() -> None:
+def test_the_bound_for_terms_of_one_sign_is_far_below_any_order() -> None:
     rng = np.random.default_rng(1)
     a, w = (np.stack([row(rng, "positive", 1536) for _ in range(n)]) for n in (6, 20))
     known = of_values(a, w, 32, IN_FLOAT16)

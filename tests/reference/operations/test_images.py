@@ -60,12 +60,12 @@ def test_faults(llama: Llama, op: str) -> None:
 
 @pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
 @pytest.mark.parametrize("op", OPS)
-def test_others_may_round_as_the_cpu(llama: Llama, op: str, backend: str) -> None:
+def test_other_backends_may_round_like_the_cpu(llama: Llama, op: str, backend: str) -> None:
     for node in computed(llama, op):
         assert judge(replace(node, backend=backend)).passed
 
 
-def test_no_definition() -> None:
+def test_nodes_without_a_definition() -> None:
     x = Operand.of(np.ones((6, 8), np.float32))
     nan = Operand.of(np.full((6, 8), np.nan, np.float32))
     for node in (

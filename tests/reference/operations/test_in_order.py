@@ -12,9 +12,9 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify_graph.operations import Node, Operand, judge
-from gguf_verify_graph.operations import _in_order as module
-from gguf_verify_graph.operations._drawn_matrices import drawn_blocks
-from gguf_verify_graph.operations._in_order import Ordered, sums, told_apart
+from gguf_verify_graph.operations import in_order as module
+from gguf_verify_graph.operations.in_order import Ordered, sums, told_apart
+from gguf_verify_graph.operations.random_inputs import random_blocks
 from tests.support.operations import with_output
 
 Floats = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ def node_of(k: int, group: int, fused: bool, size: float = 1.0) -> Node:
     rng = np.random.default_rng(3)
     x = (size * rng.standard_normal((9, k))).astype(np.float32)
     if group == 2:
-        blocks = drawn_blocks(rng, Q4_0, (24, k))
+        blocks = random_blocks(rng, Q4_0, (24, k))
         w, values = Operand.of(blocks, Q4_0.type_id), Q4_0.decode(blocks.reshape(24, -1, 18)).reshape(24, -1)
     else:
         halves = rng.standard_normal((24, k)).astype(np.float16)
@@ -84,7 +84,7 @@ def test_another_order_is_judged_by_its_bound() -> None:
     assert judge(with_output(node, y)).passed
 
 
-def test_a_device_that_takes_subnormal_numbers_for_zero_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_flushes_subnormal_numbers_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few outputs may differ by it, which are not taken for wrong ones."""
     node = node_of(512, 2, False, size=2.0**-8)
     x, blocks = node.source(1).data[0, 0], np.ascontiguousarray(node.source(0).data[0, 0]).reshape(24, -1, 18)
@@ -98,7 +98,7 @@ def test_a_device_that_takes_subnormal_numbers_for_zero_is_right(monkeypatch: py
     assert not judge(with_output(node, few[None, None])).passed
 
 
-def test_large_products_and_overflow_are_left_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_products_and_overflow_are_judged_by_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     node = node_of(64, 2, False)
     monkeypatch.setattr(module, "MOST_PRODUCTS", 9 * 24 * 64 - 1)
     assert not judge(node).by_bits

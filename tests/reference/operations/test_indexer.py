@@ -81,7 +81,7 @@ def test_faults(llama: Llama) -> None:
     )  # fmt: skip
 
 
-def test_a_negative_product_counts_as_nothing(llama: Llama) -> None:
+def test_a_negative_product_counts_as_zero(llama: Llama) -> None:
     """Where all products are negative, the score is the mask itself."""
     node = source(source(computed(llama, OP)[0], 0, np.abs), 1, lambda k: -np.abs(k) - 1)
     made = llama.compute_node(node)

@@ -116,7 +116,7 @@ def test_faults_of_quantized_blocks(llama: Llama) -> None:
 
 
 @pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
-def test_others_may_round_as_the_cpu(llama: Llama, backend: str) -> None:
+def test_other_backends_may_round_like_the_cpu(llama: Llama, backend: str) -> None:
     """What the CPU wrote is among what other backends may write, but for the codes that it leaves unset."""
     for node in _quantized(llama):
         if node.output.type != "IQ4_NL":
@@ -135,7 +135,7 @@ def test_halves_towards_zero() -> None:
         assert passed == list(passing)
 
 
-def test_no_definition() -> None:
+def test_nodes_without_a_definition() -> None:
     x = Operand.of(np.ones((3, 32), np.float32))
     for node in (
         Node("CPY", (x,), Operand.blank(F32, 3, 31)), Node("CPY", (x,), Operand.blank(FORMATS["Q4_K"].type_id, 3, 256)),

@@ -66,7 +66,7 @@ def _in_one_pass(x: npt.NDArray[np.float32], eps: float, backend: str) -> Node:
 
 
 @pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
-def test_a_variance_that_lost_digits_is_right_where_backends_take_it_in_one_pass(backend: str) -> None:
+def test_a_variance_that_lost_digits_is_right_in_one_pass(backend: str) -> None:
     rng = np.random.default_rng(3)
     x = (rng.standard_normal((4, 5, 96)) + 30).astype(np.float32)
     node = _in_one_pass(x, 1e-5, backend)

@@ -79,7 +79,7 @@ def test_ties() -> None:
         assert judge(Node("ARGMAX", (x,), Operand.of(np.array([i], np.int32)))).wrong == wrong
 
 
-def test_no_definition() -> None:
+def test_nodes_without_a_definition() -> None:
     x, out = Operand.of(np.ones((3, 7), np.float32)), Operand.blank(I32, 3, 7)
     nan = Operand.of(np.full((3, 7), np.nan, np.float32))
     for node in (
@@ -92,7 +92,7 @@ def test_no_definition() -> None:
             judge(node)
 
 
-def test_blames_the_place() -> None:
+def test_the_wrong_place_is_reported() -> None:
     x = Operand.of(np.arange(6, dtype=np.float32).reshape(2, 3))
     node = Node("ARGSORT", (x,), Operand.of(np.array([[0, 1, 2], [0, 1, 2]], np.int32)))
     data = np.array(node.output.data)

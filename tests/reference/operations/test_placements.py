@@ -99,7 +99,7 @@ def test_faults(llama: Llama, op: str) -> None:
     )  # fmt: skip
 
 
-def test_no_definition() -> None:
+def test_nodes_without_a_definition() -> None:
     x, out = Operand.of(np.ones((7, 7), np.float32)), Operand.blank(F32, 7, 7)
     part, after = Operand.of(np.ones((2, 3), np.float32)), Operand.blank(F32, 7, 6)
     half = Operand.blank(F16, 7, 7)

@@ -12,12 +12,12 @@ import pytest
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
 from gguf_verify.llama import Llama
 from gguf_verify.llama.node import F32
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations._drawn_matrices import drawn_values, drawn_weights
-from gguf_verify_graph.operations._hadamard import says_hadamard
-from gguf_verify_graph.operations._matrices import Matrix, judged
-from gguf_verify_graph.operations._product_definitions import VECTOR_COLUMNS, definitions
+from gguf_verify_graph.operations.matrices import Matrix, judged
+from gguf_verify_graph.operations.product_definitions import VECTOR_COLUMNS, definitions
+from gguf_verify_graph.operations.products import says_hadamard
+from gguf_verify_graph.operations.random_inputs import random_values, random_weights
 from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 
@@ -137,7 +137,7 @@ def test_faults_of_outer_products(llama: Llama) -> None:
     )  # fmt: skip
 
 
-def test_one_wrong_code_is_seen_in_every_format(llama: Llama) -> None:
+def test_one_wrong_code_is_detected_in_every_format(llama: Llama) -> None:
     seen = set()
     for node in computed(llama, "MUL_MAT"):
         fmt, other = _format(node), _wrong_code(node)
@@ -152,7 +152,7 @@ def test_one_wrong_code_is_seen_in_every_format(llama: Llama) -> None:
 # ---- what is not finite, and what is not defined ---------------------------------------------------------------------
 
 
-def test_values_that_are_not_finite_are_met_as_they_are(llama: Llama) -> None:
+def test_infinite_and_nan_outputs_must_match(llama: Llama) -> None:
     rng = np.random.default_rng(3)
     for dtype in (np.float32, np.float16):
         x = rng.standard_normal((5, 40)).astype(np.float32)
@@ -173,7 +173,7 @@ def _product(w: Operand, x: Operand, *shape: int, backend: str = "CPU") -> Node:
     return Node("MUL_MAT", (w, x), Operand.blank(0, *shape), backend=backend)
 
 
-def test_what_is_not_defined() -> None:
+def test_nodes_without_a_definition() -> None:
     f32, wide = Operand.blank(0, 5, 64), Operand.blank(0, 3, 32)
     blocks = Operand.blank(FORMATS["Q4_0"].type_id, 5, 64)
     endless = Operand.of(np.full((3, 64), np.inf, np.float32))
@@ -200,7 +200,7 @@ def _in_vulkan(node: Node) -> Node:
     return replace(node, backend="Vulkan", device="Vulkan0")
 
 
-def test_vulkan_takes_the_first_definition_that_admits_the_output() -> None:
+def test_vulkan_uses_the_first_definition_that_admits_the_output() -> None:
     rng = np.random.default_rng(5)
     w, x = rng.standard_normal((6, 320)).astype(np.float32), rng.standard_normal((9, 320)).astype(np.float32)
     halves = [a.astype(np.float16).astype(np.float64) for a in (w, x)]
@@ -223,11 +223,11 @@ def test_vulkan_takes_the_first_definition_that_admits_the_output() -> None:
     assert found.extent == ((0, 0, 1), (0, 0, 1), (2, 2, 1), (3, 3, 1))
 
 
-def test_sums_in_half_are_known_by_their_bits() -> None:
+def test_half_sums_are_recognised_by_their_bits() -> None:
     """One large term early on, beside which later ones are lost: a definition with sums in float32, whose weights may
     be far off, admits most of these outputs, and not all."""
     rng = np.random.default_rng(5)
-    w = drawn_weights(rng, FORMATS["Q4_0"], 40, 768)
+    w = random_weights(rng, FORMATS["Q4_0"], 40, 768)
     x = rng.standard_normal((12, 768)).astype(np.float32) * np.float32(0.05)
     x[:, 100] = 100
     weights, taken = (a.astype(np.float16).astype(np.float64) for a in (w.values[0, 0], x))
@@ -265,7 +265,7 @@ def test_every_definition_of_vulkan_computes_something(name: str, columns: int) 
         assert (found.definition, found.elements) == (each.title, 5 * columns)
 
 
-def test_activations_of_vulkan_are_those_of_the_cpu_but_for_ties() -> None:
+def test_vulkan_quantizes_activations_like_the_cpu_except_ties() -> None:
     x = np.random.default_rng(9).standard_normal((20, 256)).astype(np.float32)
     node = Node("MUL_MAT", (None,), Operand.blank(0, 1, 5), backend="Vulkan")
     encodings = (each.semantics.encoding for each in definitions(node, FORMATS["Q4_0"], 1))
@@ -278,7 +278,7 @@ def test_activations_of_vulkan_are_those_of_the_cpu_but_for_ties() -> None:
 def test_a_wrong_output_is_judged_by_the_definition_of_the_others(llama: Llama) -> None:
     """On a backend with several definitions a wider one admits what the right one does not."""
     rng = np.random.default_rng(0)
-    w, x = drawn_weights(rng, ELEMENTS["F32"], 64, 320), drawn_values(rng, F32, (9, 320))
+    w, x = random_weights(rng, ELEMENTS["F32"], 64, 320), random_values(rng, F32, (9, 320))
     right = llama.compute_node(Node("MUL_MAT", (w, x), Operand.blank(F32, 9, 64)))
     assert right is not None
     node = replace(right, backend="Vulkan")

@@ -14,11 +14,10 @@ from gguf_verify.llama.node import F16, F32
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify_graph.operations import Node, Operand, judge, parameters
-from gguf_verify_graph.operations._codes_on_cuda import products_of
-from gguf_verify_graph.operations._drawn_matrices import drawn_values, drawn_weights
-from gguf_verify_graph.operations._lanes_on_cuda import in_lanes, threads_of
-from gguf_verify_graph.operations._product_definitions import definitions
-from gguf_verify_graph.operations._products_on_cuda import cut_to_tf32, round_to_tf32
+from gguf_verify_graph.operations.codes_on_cuda import products_of
+from gguf_verify_graph.operations.product_definitions import definitions
+from gguf_verify_graph.operations.products_on_cuda import cut_to_tf32, in_lanes, round_to_tf32, threads_of
+from gguf_verify_graph.operations.random_inputs import random_values, random_weights
 from tests.support.operations import with_output
 
 Array = npt.NDArray[Any]
@@ -76,7 +75,7 @@ def _by_mmvq(fmt: BlockFormat, w: Array, x: Array) -> Array:
 @pytest.mark.parametrize("name", OTHERS)
 def test_mmvq(name: str) -> None:
     rng, fmt = np.random.default_rng(1), FORMATS[name]
-    w, x = drawn_weights(rng, fmt, 8, 512), drawn_values(rng, 0, (2, 512))
+    w, x = random_weights(rng, fmt, 8, 512), random_values(rng, 0, (2, 512))
     y = _by_mmvq(fmt, w.data[0, 0], np.array(x.data[0, 0]))
     found = judge(_node(w, x, y))
     assert found.passed, found
@@ -91,7 +90,7 @@ def test_mmvq(name: str) -> None:
 
 def test_mmq_of_iq1_s_rounds_scale_and_minimum_to_half() -> None:
     rng, fmt = np.random.default_rng(2), FORMATS["IQ1_S"]
-    w, x = drawn_weights(rng, fmt, 8, 512), drawn_values(rng, 0, (9, 512))
+    w, x = random_weights(rng, fmt, 8, 512), random_values(rng, 0, (9, 512))
     acts = ACTIVATION_FORMATS["Q8_1"].view(SEMANTICS["mmq"].bytes_of(np.array(x.data[0, 0])).reshape(9, -1, 36))
     blocks = np.array(w.data[0, 0]).reshape(8, -1, fmt.block_bytes)
     structs, codes = fmt.view(blocks), fmt.codes(blocks).astype(int).reshape(8, -1, 32)
@@ -110,7 +109,7 @@ def test_mmq_of_iq1_s_rounds_scale_and_minimum_to_half() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_number_of_columns_decides(name: str) -> None:
+def test_the_number_of_columns_selects_the_definition(name: str) -> None:
     """Where cards differ there are both definitions; outputs of cuBLAS are not those of MMVQ."""
     fmt = FORMATS[name]
     w, x = Operand.blank(fmt.type_id, 4, fmt.block_size), Operand.blank(0, 1, fmt.block_size)
@@ -133,7 +132,7 @@ def _titles(rows: int, k: int, columns: int, *, precise: bool = False, experts: 
     return {"lanes" if d.multiplied else "half outputs" if d.semantics.output == "float16" else "float32" for d in made}
 
 
-def test_definitions_are_those_of_the_kernels_that_a_product_may_have() -> None:
+def test_definitions_match_the_possible_kernels() -> None:
     """ggml_cuda_should_use_mmvf, ggml_cuda_should_use_mmf and ggml_cuda_mul_mat_cublas, over all cards."""
     assert _titles(64, 128, 1) == {"lanes"}
     assert _titles(640, 128, 1, matrices=2) == {"lanes", "float32"}  # not thin: mmf from Ampere on
@@ -152,7 +151,7 @@ def test_definitions_are_those_of_the_kernels_that_a_product_may_have() -> None:
 
 def _added_in_half(rng: np.random.Generator, k: int, step: int) -> tuple[Operand, Operand, Array]:
     """Half weights, activations, and their product [9, 40] with sums that are rounded to half at each step."""
-    w, x = drawn_values(rng, F16, (40, k)), Operand.of(rng.standard_normal((9, k)).astype(f32))
+    w, x = random_values(rng, F16, (40, k)), Operand.of(rng.standard_normal((9, k)).astype(f32))
     weights, values = w.values[0, 0], np.array(x.data[0, 0]).astype(np.float16).astype(float)
     y = np.zeros((9, 40), np.float16)
     for at in range(0, k, step):
@@ -162,7 +161,7 @@ def _added_in_half(rng: np.random.Generator, k: int, step: int) -> tuple[Operand
 
 @pytest.mark.parametrize("k", [511, 4095])
 @pytest.mark.parametrize("step", [1, 16])
-def test_an_output_beside_right_ones_is_not_admitted_by_sums_in_half(k: int, step: int) -> None:
+def test_half_sums_do_not_admit_one_wrong_output(k: int, step: int) -> None:
     """The tolerance of such a long sum admits zero and the other sign, but the errors beside it are much smaller."""
     w, x, y = _added_in_half(np.random.default_rng(9), k, step)
     found = judge(_node(w, x, y))
@@ -178,10 +177,10 @@ def test_an_output_beside_right_ones_is_not_admitted_by_sums_in_half(k: int, ste
     assert (found.wrong, found.place) == (1, (0, 0, 4, 7))
 
 
-def test_one_term_alone_in_most_rows_is_no_mistake_in_the_others() -> None:
+def test_one_dominant_term_does_not_reject_other_rows() -> None:
     """Scores of a soft-max: of most outputs one term counts, whose errors are tiny, or one rounding of the result."""
     rng = np.random.default_rng(10)
-    w, s = drawn_values(rng, F16, (64, 257)), rng.standard_normal((20, 257)) * np.logspace(-1, 2, 20)[:, None]
+    w, s = random_values(rng, F16, (64, 257)), rng.standard_normal((20, 257)) * np.logspace(-1, 2, 20)[:, None]
     p = np.exp(s - s.max(axis=1, keepdims=True))
     x = (p / p.sum(axis=1, keepdims=True)).astype(np.float16).astype(f32)
     y = np.zeros((20, 64), np.float16)
@@ -193,7 +192,7 @@ def test_one_term_alone_in_most_rows_is_no_mistake_in_the_others() -> None:
 def test_experts_without_mmq_are_multiplied_one_by_one() -> None:
     """Of 12 tokens an expert with 2 goes to MMVQ, and one with 10 is dequantized for cuBLAS."""
     rng, fmt = np.random.default_rng(5), FORMATS["IQ1_M"]
-    w, x = drawn_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((12, 1, 256)).astype(f32) * f32(0.01))
+    w, x = random_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((12, 1, 256)).astype(f32) * f32(0.01))
     w = Operand.of(np.concatenate([np.array(w.data[0])] * 2), w.type_id)
     ids = np.array([[0]] * 2 + [[1]] * 10, np.int32)
     values = np.array(x.data[0])[:, 0]
@@ -208,10 +207,10 @@ def test_experts_without_mmq_are_multiplied_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
-def test_a_code_that_fast_math_may_round_either_way_is_no_mistake(name: str) -> None:
+def test_codes_that_fast_math_may_round_either_way_are_right(name: str) -> None:
     """max = 127 makes d = 1, so x = 2.5 lies in the middle of two codes."""
     fmt = FORMATS[name]
-    w, values = drawn_weights(np.random.default_rng(3), fmt, 6, 64), np.ones((9, 64), f32)
+    w, values = random_weights(np.random.default_rng(3), fmt, 6, 64), np.ones((9, 64), f32)
     values[:, 0], values[:, 5] = 127, 2.5
     x = Operand.of(values)
     semantics = definitions(_node(w, x, np.zeros((9, 6))), fmt, 9)[0].semantics
@@ -229,7 +228,7 @@ def test_a_code_that_fast_math_may_round_either_way_is_no_mistake(name: str) -> 
 
 
 def _values(name: str, rng: np.random.Generator) -> tuple[Operand, Operand]:
-    return drawn_weights(rng, ELEMENTS[name], 12, 320), drawn_values(rng, 0, (5, 320))
+    return random_weights(rng, ELEMENTS[name], 12, 320), random_values(rng, 0, (5, 320))
 
 
 @pytest.mark.parametrize(("name", "to", "expected"), [
@@ -237,7 +236,7 @@ def _values(name: str, rng: np.random.Generator) -> tuple[Operand, Operand]:
     ("F16", lambda x: x, "f32"), ("F16", lambda x: x.astype(np.float16), "f16"), ("BF16", lambda x: x, "f32"),
     ("BF16", ELEMENTS["BF16"].round, "bf16"),
 ])  # fmt: skip
-def test_values_are_judged_by_what_their_factors_are_rounded_to(name: str, to: Any, expected: str) -> None:
+def test_values_are_judged_by_the_rounding_of_their_factors(name: str, to: Any, expected: str) -> None:
     w, x = _values(name, np.random.default_rng(4))
     weights = w.values[0, 0].astype(f32)
     y = to(np.array(x.data[0, 0])).astype(float) @ (to(weights) if name == "F32" else weights).astype(float).T
@@ -253,7 +252,7 @@ def test_values_are_judged_by_what_their_factors_are_rounded_to(name: str, to: A
 def test_sums_in_half_of_cublas() -> None:
     """CUBLAS_COMPUTE_16F with weights that have no MMQ."""
     rng, fmt = np.random.default_rng(5), FORMATS["IQ1_M"]
-    w, x = drawn_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((20, 256)).astype(f32) * f32(0.01))
+    w, x = random_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((20, 256)).astype(f32) * f32(0.01))
     halves = [v.astype(np.float16).astype(float) for v in (w.values[0, 0], np.array(x.data[0, 0]))]
     y = np.zeros((20, 12), np.float16)
     for k in range(256):
@@ -270,7 +269,7 @@ def test_sums_in_half_of_cublas() -> None:
 def test_halves_are_added_by_lanes(k: int) -> None:
     """mmvf: lanes of halves, which are added in float32."""
     rng = np.random.default_rng(6)
-    w, x = drawn_values(rng, F16, (40, k)), drawn_values(rng, F32, (1, k))
+    w, x = random_values(rng, F16, (40, k)), random_values(rng, F32, (1, k))
     lanes = 2 * threads_of(k)
     padded = [np.pad(np.array(v.data[0, 0]).astype(np.float16), ((0, 0), (0, -k % lanes))) for v in (w, x)]
     weights, values = (v.reshape(len(v), -1, lanes) for v in padded)
@@ -287,7 +286,7 @@ def test_halves_are_added_by_lanes(k: int) -> None:
 
 
 def test_each_lane_of_a_short_row_has_one_term() -> None:
-    w, x = drawn_values(np.random.default_rng(8), F16, (3, 64)), np.full((1, 64), 0.5, np.float16)
+    w, x = random_values(np.random.default_rng(8), F16, (3, 64)), np.full((1, 64), 0.5, np.float16)
     made = in_lanes(ELEMENTS["F16"]).multiply(np.array(w.data[0, 0]).view(np.uint8), x.view(np.uint8))
     alone = 2.0**-11 * np.sqrt(2 * ((w.values[0, 0] / 2) ** 2).sum(axis=1) / 3)
     np.testing.assert_allclose(made.spread[0], alone, rtol=0.01)
@@ -307,7 +306,7 @@ def test_threads_of_a_block() -> None:
 def test_experts_may_each_have_another_definition() -> None:
     """The tokens of an expert decide whether its product is one of float32 or of TF32."""
     rng = np.random.default_rng(7)
-    w, x = drawn_values(rng, F32, (2, 12, 74)), drawn_values(rng, F32, (9, 1, 74))
+    w, x = random_values(rng, F32, (2, 12, 74)), random_values(rng, F32, (9, 1, 74))
     ids = np.array([[0]] * 2 + [[1]] * 7, np.int32)
     values = [np.array(v.data[0]) for v in (w, x)]
     y = np.concatenate([

@@ -13,7 +13,7 @@ from gguf_verify_graph.operations import Node, Operand, judge, parameters
 from tests.support.operations import computed
 
 
-def test_functions_are_asked_by_name(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_found_by_name(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a table in another order, the number of a node's parameters means another function, and that is computed."""
     monkeypatch.setitem(NUMBERED, "UNARY", ("NEG", "XIELU", "NONE_SUCH"))
     monkeypatch.setitem(NUMBERED, "GLU", ("SWIGLU_OAI", "SWIGLU_CLAMP"))
@@ -32,7 +32,7 @@ def test_functions_are_asked_by_name(llama: Llama, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("op", ["SSM_SCAN", "GATED_DELTA_NET"])
-def test_without_the_number_of_states_one_is_kept(llama: Llama, op: str) -> None:
+def test_one_state_without_the_number_of_states(llama: Llama, op: str) -> None:
     found = 0
     for node in computed(llama, op):
         if node.integer(0) == 1:

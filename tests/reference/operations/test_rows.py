@@ -95,7 +95,7 @@ def test_rows_with_one_index(llama: Llama) -> None:
     assert judge(with_output(node, data)).wrong == 7
 
 
-def test_no_definition() -> None:
+def test_nodes_without_a_definition() -> None:
     x, cache = Operand.of(np.ones((3, 32), np.float32)), Operand.blank(F32, 8, 32)
     outside, right = (Operand.of(np.array(z, np.int32)) for z in ([0, 8, 1], [0, 2, 1]))
     many, negative = Operand.of(np.arange(4, dtype=np.int32)), Operand.of(np.array([0, -1, 1], np.int32))

@@ -24,7 +24,7 @@ def test_right(llama: Llama, op: str) -> None:
     check_right(llama, op)
 
 
-def test_counts_are_right(llama: Llama) -> None:
+def test_right_counts(llama: Llama) -> None:
     check_right(llama, "COUNT_EQUAL", tight=False)
 
 
@@ -81,7 +81,7 @@ def test_faults_of_counts(llama: Llama) -> None:
 
 @pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
 @pytest.mark.parametrize("op", OPS)
-def test_others_may_add_as_the_cpu(llama: Llama, op: str, backend: str) -> None:
+def test_other_backends_may_add_like_the_cpu(llama: Llama, op: str, backend: str) -> None:
     """What is added one by one, or in double, is among what other backends may add, and a wrong sum is not."""
     for node in computed(llama, op):
         assert judge(replace(node, backend=backend)).passed
@@ -102,7 +102,7 @@ def test_counts_of_more_dimensions(llama: Llama) -> None:
     assert found.passed == (found.got == 55)
 
 
-def test_no_definition() -> None:
+def test_nodes_without_a_definition() -> None:
     x, half = Operand.of(np.ones((3, 7), np.float32)), Operand.of(np.ones((3, 7), np.float16))
     for node in (
         Node("SUM", (x,), Operand.blank(F16, 1)), Node("SUM", (x,), Operand.blank(F32, 3)),

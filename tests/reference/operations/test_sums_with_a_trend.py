@@ -53,7 +53,7 @@ def test_correct_sums_are_a_few_spreads_off(trend: str, lanes: int, runs: bool) 
 
 
 @pytest.mark.parametrize("trend", TRENDS)
-def test_a_term_that_is_left_out_fails(trend: str) -> None:
+def test_a_missing_term_fails(trend: str) -> None:
     terms = terms_of(trend)
     less = terms.copy()
     less[N // 3] = 0

@@ -84,7 +84,7 @@ def test_parameters_of_xielu(llama: Llama, which: int) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_numbers_that_are_none(llama: Llama, variant: str) -> None:
+def test_infinities_and_nan(llama: Llama, variant: str) -> None:
     """Infinities and NaN go through the CPU backend as its definition has them."""
     index = VARIANTS.index(variant)
     more = (0.8, 0.9, 0.5, -1e-6) if variant == "XIELU" else ()
@@ -97,7 +97,7 @@ def test_numbers_that_are_none(llama: Llama, variant: str) -> None:
         assert judge(made).passed, judge(made)
 
 
-def test_what_has_no_definition(llama: Llama) -> None:
+def test_nodes_without_a_definition(llama: Llama) -> None:
     node = computed(llama, "UNARY")[0]
     blocks = replace(node.source(0), type_id=8)
     for wrong in (

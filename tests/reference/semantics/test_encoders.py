@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
-from gguf_verify.semantics.encodings.q8_1_cpu import encode_q8_1_cpu
-from gguf_verify.semantics.encodings.q8_k_cpu import encode_q8_k
+from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.definitions.q8_1_cpu import encode_q8_1_cpu
+from gguf_verify.semantics.definitions.q8_k_cpu import encode_q8_k
 from tests.support.exact_products import ACTIVATIONS, SUPERBLOCKS, Bytes, Floats, assert_same_blocks, generator
 
 # a user must not see NumPy's warnings

@@ -108,7 +108,7 @@ def with_other_weights(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(run.Run, "_weights", weights)
 
 
-def test_the_first_wrong_node_alone_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_wrong_node_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows is computed from the wrong output, and is right."""
     with_other_weights(monkeypatch, "blk.1.ffn_up.weight")
     report = verify_graph(Q4_0, brief(n_predict=0))
@@ -139,7 +139,7 @@ def test_nothing_judged_is_no_pass() -> None:
     assert (report.judged, report.verdict, report.exit_code) == (0, "not everything verified", 5)
 
 
-def test_an_operation_without_a_definition_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_without_a_definition_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(operations.OPERATIONS, "ROPE")
     report = verify_graph(Q4_0, brief())
     assert [(each.operation, each.why) for each in report.not_judged] == [("ROPE", "the operation ROPE")]
@@ -197,7 +197,7 @@ def test_where_bits_begin_to_depend_on_the_micro_batch(monkeypatch: pytest.Monke
     assert number > 3
 
 
-def test_what_another_sequence_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_by_another_sequence_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong mask would let a token see the other sequence."""
     note = invariance.Invariance.note
 
@@ -232,7 +232,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made["device"]["name"] == "CPU"
 
 
-def test_what_a_wrong_node_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_wrong_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with_other_weights(monkeypatch, "blk.1.ffn_up.weight")
     assert main(["backend", str(Q4_0), "-p", "The import", "-n", "0"]) == 1
     shown = flat(capsys.readouterr().out)
@@ -263,7 +263,7 @@ def test_usage(arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixt
     assert said.out == ""
 
 
-def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_not_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backend", str(tmp_path / "none.gguf")]) == 2
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(20))
     assert main(["backend", str(tmp_path / "bad.gguf")]) == 4
@@ -277,7 +277,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("  CPU ") for line in rest)
 
 
-def test_folders_that_hold_no_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_a_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--llama", str(tmp_path)]) == 2
     assert "holds no libllama.so" in capsys.readouterr().err
     for name in ("a", "b"):

@@ -55,7 +55,7 @@ def test_other_architectures(llama: Llama, tmp_path: Any, name: str) -> None:
 
 @pytest.mark.needs("vulkan")
 @pytest.mark.parametrize("off", [False, True])
-def test_what_vulkan_fuses_is_seen(monkeypatch: pytest.MonkeyPatch, off: bool) -> None:
+def test_nodes_fused_by_vulkan_are_reported(monkeypatch: pytest.MonkeyPatch, off: bool) -> None:
     if off:
         monkeypatch.setenv("GGML_VK_DISABLE_FUSION", "1")
     report = fused(device="Vulkan0", llama=str(needs.vulkan()))
@@ -65,7 +65,7 @@ def test_what_vulkan_fuses_is_seen(monkeypatch: pytest.MonkeyPatch, off: bool) -
 
 
 @pytest.mark.needs("vulkan")
-def test_what_another_device_reads_is_compared_in_time(llama: Llama, tmp_path: Any) -> None:
+def test_outputs_read_by_another_device_are_compared_in_time(llama: Llama, tmp_path: Any) -> None:
     """llama.cpp's Vulkan backend leaves the scan to the CPU: what that reads is copied, and its place used again."""
     model = ARCHITECTURES["mamba"](llama, tmp_path / "mamba.gguf")
     report = fused(model, device="Vulkan0", llama=str(needs.vulkan()))
@@ -95,7 +95,7 @@ def test_no_window_has_two_devices_or_graphs(monkeypatch: pytest.MonkeyPatch) ->
     assert max(last - first for first, last in asked) == 15
 
 
-def test_windows_find_what_differs_and_take_it_back(llama: Llama) -> None:
+def test_windows_find_differences_and_restore_outputs(llama: Llama) -> None:
     """With the windows of other tokens than those of the record, every window leaves other bits, until they are
     replaced: the graph ends as the record does."""
     model = llama.model
@@ -114,7 +114,7 @@ def test_windows_find_what_differs_and_take_it_back(llama: Llama) -> None:
     assert np.array_equal(end.evaluation.logits, recorded.logits)
 
 
-def test_where_it_dies_among_nodes_that_are_together_is_named() -> None:
+def test_a_crash_in_a_window_reports_its_nodes() -> None:
     """It waits for an answer behind the window that leaves the first other output."""
     with Llama() as running:
         model = running.model
@@ -128,7 +128,7 @@ def test_where_it_dies_among_nodes_that_are_together_is_named() -> None:
             next(found)
 
 
-def test_only_what_is_read_is_compared() -> None:
+def test_only_outputs_that_are_read_are_compared() -> None:
     """As of ARGSORT, whose first indices alone are used."""
     first_two = _Part(0, (1, 1, 3, 2, 4), (48, 48, 16, 4, 1))
     record = Record([np.zeros(48, np.uint8)], uses=[3], views=[[(2, _Part(0, (12, 4), (4, 1))), (3, first_two)]])
@@ -151,7 +151,7 @@ def test_a_graph_reads_no_nodes_of_another(llama: Llama, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_what_is_only_carried_on_is_told_at_its_origin(monkeypatch: pytest.MonkeyPatch, rest: bool) -> None:
+def test_propagated_differences_are_reported_at_their_origin(monkeypatch: pytest.MonkeyPatch, rest: bool) -> None:
     """Of nodes 1 to 4, nodes 1 and 2 together leave other bits, which 3 and 4 carry on; with `rest`, 3 and 4 together
     have other bits by themselves, too, so that they explain nothing."""
     nodes = [RecordedNode("MUL_MAT", "n", "A", [i] if i else [], i + 2 if i < 3 else 0, 1) for i in range(4)]
@@ -169,7 +169,7 @@ def test_what_is_only_carried_on_is_told_at_its_origin(monkeypatch: pytest.Monke
     assert (found.number, found.window) == ((4, (1, 4)) if rest else (2, (1, 2)))
 
 
-def test_what_a_window_leaves_behind() -> None:
+def test_outputs_after_a_window() -> None:
     """Node 1 is read by 2 alone, 2 by 4, 3 by nothing, 4 by 5, and behind the graph."""
     record = Record(uses=[2, 4, 0, 5, 0], kept={4})
     assert record.left_by(1, 2) == [2]
@@ -218,7 +218,7 @@ def unrounded(node: Node, before: Node) -> np.ndarray:
     return (x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + before.number(0)) * weights).astype(np.float32)
 
 
-def test_a_fused_node_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_fused_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, "MUL", off)
     report = fused()
     assert (report.verdict, report.exit_code, report.wrong_nodes) == ("mismatch", 1, 1)
@@ -230,7 +230,7 @@ def test_a_fused_node_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.operation, found.node) == ("RMS_NORM + MUL", wrong.node)
 
 
-def test_other_bits_that_a_definition_allows_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bits_within_the_definition_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, "MUL", unrounded)
     report = fused()
     assert report.verdict == "verified", (report.wrong, report.not_judged, report.fault)
@@ -238,7 +238,7 @@ def test_other_bits_that_a_definition_allows_are_right(monkeypatch: pytest.Monke
     assert [each.nodes for each in report.operations if each.operation == "RMS_NORM + MUL, fused"] == [1]
 
 
-def test_what_is_not_known_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_movements_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, "GLU SWIGLU", off)
     report = fused()
     assert (report.verdict, report.exit_code) == ("not everything verified", 5)
@@ -247,7 +247,7 @@ def test_what_is_not_known_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> Non
     assert left.why == "how far GLU SWIGLU moves where MUL_MAT is not rounded before it"
 
 
-def test_other_logits_of_the_graph_at_once_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_logits_of_the_whole_graph_are_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     real = LoadedModel.evaluate
 
     def evaluate(self: LoadedModel, tokens: list[int], first: int = 0) -> Evaluation:
@@ -297,7 +297,7 @@ def test_the_bound_of_a_group(last: str) -> None:
         assert judge_group(nodes, PAIR, replace(nodes[-1], output=Operand.of(made))).wrong == 1
 
 
-def test_groups_whose_movement_is_not_known() -> None:
+def test_groups_of_unknown_movement() -> None:
     nodes, _ = chain(np.random.default_rng(4), "MUL")
     other = replace(nodes[1], op="RMS_NORM", sources=(nodes[0].output,), parameters=parameters(1e-6))
     with pytest.raises(NoDefinition, match="how far RMS_NORM moves"):
@@ -332,7 +332,7 @@ def test_a_group_of_several_paths() -> None:
     assert judge_group(nodes, reads, replace(divided, output=Operand.of(made))).wrong == 1
 
 
-def test_reports_say_what_was_fused() -> None:
+def test_reports_list_fused_nodes() -> None:
     from gguf_verify.backend_results import Varying
     from gguf_verify.report import graph_words
 

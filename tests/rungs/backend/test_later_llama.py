@@ -73,7 +73,7 @@ def test_llama_cpp_python_is_not_needed(library: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [Path, lambda library: Path(library).parent])
-def test_one_library_stands_for_each(library: str, given: Callable[[str], Path]) -> None:
+def test_one_library_identifies_its_build(library: str, given: Callable[[str], Path]) -> None:
     build = find(given(library))
     assert isinstance(build, Build)
     assert {build.library(name) for name in ("llama", "ggml", "ggml-base", "ggml-cpu")} == {Path(library)}

@@ -107,7 +107,7 @@ def said(played: c.CDLL, function: str) -> int:
 
 
 @pytest.mark.parametrize("name", [*MODELS, *CONTEXTS])
-def test_each_layout_is_told(played: c.CDLL, name: str) -> None:
+def test_each_layout_is_recognised(played: c.CDLL, name: str) -> None:
     """Size and places are those of the C compiler; each is a layout of its own, but for two that differ at the end."""
     layout = chosen(played, name)
     assert c.sizeof(layout.struct) == said(played, f"size_of_{name}")
@@ -138,14 +138,14 @@ def test_flash_attention_as_a_switch(played: c.CDLL) -> None:
         ("context_moved", "compared with b10361 to v0.5.0, it has "),
     ],
 )
-def test_what_fits_no_layout_is_refused(played: c.CDLL, name: str, words: str) -> None:
+def test_unknown_layouts_are_rejected(played: c.CDLL, name: str, words: str) -> None:
     with pytest.raises(ForeignAbi) as refused:
         chosen(played, name)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_not_told_apart_is_refused(played: c.CDLL) -> None:
+def test_ambiguous_layouts_are_rejected(played: c.CDLL) -> None:
     """Two layouts of one size, with something used in other places, which both fit."""
     (last,) = (each for each in MODEL_PARAMS.layouts if "lazy_mode" in each.members)
     swapped = tuple({"n_gpu_layers": "lazy_mode", "lazy_mode": "n_gpu_layers"}.get(m, m) for m in last.members)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.certificates.materials import Materials, collect
-from gguf_verify.kernels.foreign.opening import Further
+from gguf_verify.kernels.foreign.names import Further
 from gguf_verify.support.errors import UsageError
 from tests.support.certificates import allowed, key
 from tests.support.tools import FIXTURES, ROOT

@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.hosts.cupy_host import gpu_fault
+from gguf_verify.hosts.kinds.gpu import gpu_fault
 from gguf_verify.llama import Llama
 from tests.support.nights import validator
 from tests.support.processes import children, gone, wait_until

@@ -14,7 +14,7 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.cli.common import internal_errors
 from gguf_verify.cli.interrupts import interruptible, undisturbed
-from gguf_verify.cli.runs.live import Live
+from gguf_verify.cli.runs.verify import Live
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind
@@ -224,7 +224,7 @@ def test_all_files_are_written_when_a_run_is_interrupted(
             if isinstance(event, RungBegins) and event.rung.name == "blocks":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("gguf_verify.cli.runs.live.Live", Signals)
+    monkeypatch.setattr("gguf_verify.cli.runs.verify.Live", Signals)
     out, page = tmp_path / "r.json", tmp_path / "r.html"
     arguments = [
         str(Q4_0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
     files = ["--json", str(out), "--html", str(page), "--markdown", str(summary)]
     assert main(["kernel", NUMPY, *asked, *files]) == 0
     shown = flat(capsys.readouterr().out)
-    assert shown.startswith("VERIFIED ON DRAWN DATA (brief) in")
+    assert shown.startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
     assert "on random data (no model): Q4_0: M×N×K = 2×5×64; Q4_0: M×N×K = 9×5×64" in shown
     assert "quantized by llama.cpp" in shown
     report = json.loads(out.read_text())
@@ -81,7 +82,7 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
     assert {"kernel", "llama.cpp"} <= report["rungs"][1]["worst"].keys(), "llama.cpp computed the same products"
     assert shlex.split(report["command"])[:3] == ["gguf-verify", "kernel", NUMPY]
     for written in (page, summary):
-        assert "on drawn data" in written.read_text()
+        assert "erified on random data (no model)" in unescape(written.read_text())
 
 
 def test_a_wrong_kernel_is_found_and_its_call_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

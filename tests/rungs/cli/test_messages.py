@@ -12,7 +12,7 @@ from gguf_verify.cli.explain import explanations
 from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.gguf.rules import RULES
-from gguf_verify.hosts.cupy_host import gpu_fault
+from gguf_verify.hosts.kinds.gpu import gpu_fault
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.processes.sandbox import MODES

@@ -1,4 +1,4 @@
-"""What the quantization of real models costs, with llama.cpp."""
+"""The costs of the quantization of real models, with llama.cpp."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_long_text_is_cut_into_chunks(text: Path, monkeypatch: pytest.MonkeyPa
     assert found.scored == 15 * found.chunks
 
 
-def test_what_cannot_be_measured_is_said_and_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measurement_is_reported_and_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise EnvironmentFault("llama.cpp died in evaluate (SIGSEGV)")
 

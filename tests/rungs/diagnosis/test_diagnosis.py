@@ -13,21 +13,12 @@ import numpy as np
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.diagnosis import (
-    FAULTS,
-    LEFT_OUT,
-    Map,
-    definitions,
-    diagnose,
-    identify,
-    known_inputs,
-    pattern,
-    utilisation,
-)
-from gguf_verify.diagnosis.diagnose import FEWEST
+from gguf_verify.diagnosis.diagnose import FEWEST, diagnose
 from gguf_verify.diagnosis.fault import Case
-from gguf_verify.diagnosis.identify import expected
+from gguf_verify.diagnosis.faults import FAULTS, LEFT_OUT
+from gguf_verify.diagnosis.identify import definitions, expected, identify, known_inputs
 from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
+from gguf_verify.diagnosis.pattern import Map, pattern, utilisation
 from gguf_verify.diagnosis.replay import diagnose_kernel
 from gguf_verify.formats import ELEMENTS, FORMATS, WeightFormat
 from gguf_verify.gguf.model import open_model

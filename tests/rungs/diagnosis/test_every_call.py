@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from gguf_verify.diagnosis import known_inputs
+from gguf_verify.diagnosis.identify import known_inputs
 from gguf_verify.diagnosis.observed import name_of
 from gguf_verify.diagnosis.quantizer import diagnose_quantizer
 from gguf_verify.formats import FORMATS

@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from gguf_verify.diagnosis import FAULTS, diagnose
-from gguf_verify.diagnosis.diagnose import FEWEST
+from gguf_verify.diagnosis.diagnose import FEWEST, diagnose
 from gguf_verify.diagnosis.experiments import Experiments
 from gguf_verify.diagnosis.fault import Case
+from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.fitted import fitted
 from gguf_verify.diagnosis.identify import definition_named
 from gguf_verify.diagnosis.operands import Predicted

@@ -1,4 +1,5 @@
-"""Whoever judges tasks, and however many are given out before the first is merged: the report is the same."""
+"""The report does not depend on the process that judges a task, nor on the number of tasks that are dispatched before
+the first is merged."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_the_report_is_the_same(wrong: Wrong, monkeypatch: pytest.MonkeyPatch, f
     assert judges.again_judged
 
 
-def test_what_breaks_off_a_plan_comes_after_what_was_found(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_breaks_off_keeps_earlier_findings(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp refuses to go on after some products: those before are judged and reported all the same."""
     capture = LoadedModel.capture
 

@@ -1,4 +1,5 @@
-"""What a worker opens of an audit, what it must find, and what it gives back. Ray is not started here."""
+"""Workers of an audit: the files that they open, the identity that they check, and their results. Ray is not started
+here."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.audit import Audit, AuditOptions, audit
+from gguf_verify.audit.audit import audit
 from gguf_verify.audit.elsewhere import Examined, Examiners
+from gguf_verify.audit.record import Audit, AuditOptions
 from gguf_verify.cli import main
 from gguf_verify.distributed import audits
 from gguf_verify.distributed.audits import AuditWork
@@ -23,7 +25,6 @@ from gguf_verify.distributed.worker import Worker
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.report.json import of_audit
 from gguf_verify.rungs.pool import Step
-from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.ahead import without_times
 from tests.support.importance_files import dat
@@ -33,14 +34,8 @@ MODEL, SOURCE = FIXTURES / "tiny-Q4_0.gguf", FIXTURES / "tiny-F16.gguf"
 OPTIONS = AuditOptions(readers=False, progress=False)
 
 
-@pytest.fixture(autouse=True)
-def _not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker joins the folder of who asks; here that is this process, which owns it."""
-    monkeypatch.setattr(scratch, "_joined", None)
-
-
 class OneWorker:
-    """A worker in this process, which gets and gives what can be pickled."""
+    """A worker in this process; everything passes as pickles."""
 
     wanted = 3
 
@@ -60,14 +55,16 @@ class OneWorker:
 class There:
     """Examiners with one worker, of a work that a test may alter."""
 
-    def __init__(self, options: AuditOptions, address: str = "local", **other: Any) -> None:
-        self._options, self._address, self._other = options, address, other
+    def __init__(
+        self, options: AuditOptions, address: str = "local", known: dict[str, str] | None = None, **other: Any
+    ) -> None:
+        self._options, self._address, self._known, self._other = options, address, known or {}, other
         self.judged = list[Any]()
 
     @contextmanager
     def __call__(self, examined: Examined) -> Iterator[Examiners]:
         work = AuditWork.of(self._address, self._options, examined, 1)
-        workers = OneWorker(dataclasses.replace(work, **self._other))
+        workers = OneWorker(dataclasses.replace(work, known=work.known | self._known, **self._other))
         try:
             yield audits._Examiners(workers, examined)
         finally:
@@ -132,25 +129,14 @@ def test_the_same_content_on_another_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["code of gguf-verify", "llama.cpp (llama_cpp)", "sandbox"])
-def test_another_machine(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    known = audits._known
-
-    def other(versions: Any) -> dict[str, str]:
-        return known(versions) | {name: "other"}
-
-    of = AuditWork.of
-
-    def work(*args: Any) -> AuditWork:
-        made = of(*args)
-        monkeypatch.setattr(audits, "_known", other)
-        return made
-
-    monkeypatch.setattr(AuditWork, "of", work)
-    assert f"another {name}: 'other', here" in fault()
+def test_another_machine(name: str) -> None:
+    found = fault(known={name: "other"})
+    assert f"another {name}: '" in found  # it has one
+    assert "here 'other'" in found
 
 
 def test_a_refusal_in_a_task_ends_the_audit_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before it is reported, and what came after it is not said to be clean."""
+    """Earlier results are reported, and later tensors are not reported as clean."""
 
     def refused(self: audits.ContentsOf, on: Any) -> Any:
         if "blk.1.attn_q.weight" in self.tensors:
@@ -166,7 +152,7 @@ def test_a_refusal_in_a_task_ends_the_audit_as_here(monkeypatch: pytest.MonkeyPa
     assert len(made.unverified) == 30 - len(made.contents)
 
 
-def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audits_that_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A remote file, of which a sample is read, and one block."""
     for args in (["https://127.0.0.1:1/m.gguf"], [str(MODEL), "https://127.0.0.1:1/m.gguf"]):
         assert main(["audit", *args, "--ray", "local"]) == 2
@@ -175,7 +161,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "apply to a whole audit" in capsys.readouterr().err
 
 
-def test_what_a_cell_must_find(tmp_path: Path) -> None:
+def test_a_cell_checks_its_files_and_machine(tmp_path: Path) -> None:
     """The same files, model and others, and the same machine; a file that is nowhere is no other file."""
     model, kernel = tmp_path / "model.gguf", tmp_path / "kernel.py"
     shutil.copy(MODEL, model)

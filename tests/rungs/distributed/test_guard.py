@@ -56,7 +56,7 @@ def marked(line: str) -> list[int]:
     return found
 
 
-def test_what_it_started_ends_with_a_run_that_is_killed() -> None:
+def test_children_of_a_killed_run_end() -> None:
     """But nothing that another run has started."""
     one, another = secrets.token_hex(8), secrets.token_hex(8)
     with started(STARTS, one) as (run, pid), started(STARTS, another) as (other, others):

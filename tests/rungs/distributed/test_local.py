@@ -1,4 +1,4 @@
-"""Processes of this machine judge what this process judges, and no other way; what they lose is judged here."""
+"""Processes of this machine judge as this process does; tasks of lost processes are judged here."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def run(kernel: str, jobs: int | None, *rungs: str, options: Options = OPTIONS) 
 
 
 def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
-    """Of a wrong kernel of somebody else's, which runs in its sandbox there as here; and so is its first wrong product,
-    which is written as files."""
+    """Of an incorrect foreign kernel in its sandbox; its first wrong product is written as files."""
     file, case = tmp_path / "kernel.cu", tmp_path / "case"
     file.write_text(EXAMPLE.read_text().replace(*FAULT))
     options = dataclasses.replace(OPTIONS, save_case=str(case))
@@ -63,7 +62,7 @@ def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
 
 
 def test_a_lost_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a process owed that was killed in a task is judged here."""
+    """The tasks of a process that was killed are judged here."""
     monkeypatch.setenv("LETHAL_MARKER", str(tmp_path / "marker"))
     here = run("q8_1_naive", 1, "blocks", "layers")
     monkeypatch.setattr(gguf_verify.rungs.blocks, "BlocksTask", Lethal)
@@ -115,14 +114,13 @@ def steps(*tasks: Waits) -> Generator[Step[Any]]:
 
 
 def numbered(n: int, mark: Path, first_waits: bool = False) -> list[Waits]:
-    """Tasks that find their numbers; the first may wait for the second, which another process gets: a later one could
-    come to lie behind it."""
+    """Tasks that return their numbers; the first may wait for the second, which another process gets: a later one could
+    be queued behind it."""
     return [Waits(i, str(mark), first_waits and i == 0, first_waits and i == 1) for i in range(n)]
 
 
 def test_another_version_is_refused(opened: Run, tmp_path: Path) -> None:
-    """A process that finds something else than this one judges nothing: an error if it was asked for, else this process
-    judges."""
+    """A process with another version judges nothing: an error if processes were requested, else this process judges."""
     work = work_of(opened)
     other = dataclasses.replace(work, known={**work.known, "NumPy": "0.0"})
     said = r"a process that judges on .*: it has another NumPy: .*, here '0\.0'; nothing was judged there"
@@ -175,7 +173,7 @@ def test_a_pass_with_exact_products(opened: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_process_that_ends_with_tasks(opened: Run, tmp_path: Path) -> None:
-    """All that it owes is judged here, in order, and so is what follows when no process is left."""
+    """All its tasks are judged here, in order, and so are later ones when no process is left."""
     mark = tmp_path / "mark"
     with processes(work_of(opened), 1) as (judging, workers):
         first, second = Waits(0, str(mark), True, False), Waits(1, str(mark), False, False)
@@ -212,16 +210,16 @@ class _Roomy:
     ],
 )
 def test_how_many_pay(cores: int, room: int, nbytes: int, count: int) -> None:
-    """As many as cores and the card's memory allow, for a large model."""
+    """Limited by cores and the GPU's memory, for a large model."""
     of: Any = type("Of", (), {"kernel": type("Kernel", (), {"host": _Roomy(room)}), "matrix_bytes": lambda _: nbytes})()
     assert paying(of, cores) == count
 
 
-def test_hosts_without_a_card_have_threads() -> None:
+def test_hosts_without_a_gpu_have_threads() -> None:
     assert make_host("cpu", 1).processes_beside() == 0
 
 
-def test_what_cannot_be_opened_there() -> None:
+def test_works_that_no_process_can_open() -> None:
     with pytest.raises(UsageError, match="--jobs opens the kernel and its host in several processes"):
         verify(MODEL, "q8_1_naive", make_host("cpu", 1), options=OPTIONS, jobs=2)
     with pytest.raises(UsageError, match="--jobs are processes of this machine"):

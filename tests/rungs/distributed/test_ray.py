@@ -1,4 +1,4 @@
-"""Processes of Ray judge what this process judges, and no other way; what they lose is judged again."""
+"""Processes of Ray judge as this process does; tasks of lost processes are judged again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import gguf_verify.rungs.blocks
-from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import AuditOptions
 from gguf_verify.distributed import audits, connection
 from gguf_verify.distributed.connection import connected
 from gguf_verify.distributed.worker import Place
@@ -54,7 +55,7 @@ OPTIONS = Options(
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ray with two processors, and two cards that it only counts, for all tests of this module: it takes seconds to
+    """Ray with two processors, and two GPUs that it only counts, for all tests of this module: it takes seconds to
     start."""
     with connection._variables("local"):
         import ray  # it reads the variables
@@ -72,8 +73,7 @@ def run(kernel: str, ray: str | None, *rungs: str, options: Options = OPTIONS) -
 
 
 def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
-    """Of a wrong kernel of somebody else's, which runs in its sandbox there as here; so is the first wrong product,
-    which is written as files."""
+    """Of an incorrect foreign kernel in its sandbox; its first wrong product is written as files."""
     file, case = tmp_path / "kernel.cu", tmp_path / "case"
     file.write_text(EXAMPLE.read_text().replace(*FAULT))
     options = dataclasses.replace(OPTIONS, save_case=str(case))
@@ -105,7 +105,7 @@ def lost(name: str) -> bool:
 
 
 def test_drawn_data_and_definitions() -> None:
-    """Each process draws the same data; types are identified in order."""
+    """Each process makes the same random data; types are identified in order."""
     drawn, options = Drawn(("Q4_0", "Q5_1"), (3,), (64,), (256,)), dataclasses.replace(OPTIONS, tensor=None)
     here, there = (
         (verify(drawn, "q8_1_naive", "cpu", options=options, ray=ray),
@@ -126,7 +126,7 @@ def test_an_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
         content[first.offset : first.offset + 2] = b"\x00\x7c"  # the half for infinity
         content[second.offset + 5] ^= 1
     monkeypatch.chdir(tmp_path)
-    path = Path("model.gguf")  # reports name it as the one who asks
+    path = Path("model.gguf")  # reports use the caller's name
     path.write_bytes(content)
     options = AuditOptions(source=FIXTURES / "tiny-F16.gguf", readers=False, progress=False)
     here = audit(path, options)
@@ -167,7 +167,7 @@ def test_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cell_that_is_lost_each_time(tmp_path: Path) -> None:
-    """It counts as killed by somebody else, and the night goes on."""
+    """It counts as killed by another process, and the night goes on."""
     path = write_config(tmp_path, "jobs = 2", a="pass", b="kills-its-worker")
     said = list[str]()
     night = run_night(read_config(path), Settings(harness=STUB, ray="local", say=said.append))
@@ -198,9 +198,9 @@ def test_a_signal_ends_a_night(tmp_path: Path) -> None:
         assert [key.prompt for key in history.night(1).missing] == ["b"]
 
 
-def test_cards_of_processes(tmp_path: Path) -> None:
-    """Ray lets a call that takes a GPU, and a worker, see one card, which no other sees meanwhile but those that share
-    it; and these know their share of its memory."""
+def test_gpus_of_processes(tmp_path: Path) -> None:
+    """Ray lets a call that takes a GPU, and a worker, see one GPU, which only those see that share it; and these know
+    their share of its memory."""
     from gguf_verify.distributed.cluster import cluster
     from gguf_verify.distributed.errands import Errand, Errands
     from gguf_verify.distributed.identity import Expected
@@ -219,7 +219,7 @@ def test_cards_of_processes(tmp_path: Path) -> None:
             tasks = (Step(task=Card(str(folder), i, count)) for i in range(count))
             found = sorted(found for _, found in workers.each(run_of(), tasks))
         assert found == [(card, limit) for card in "01" for _ in range(sharing)]
-        assert asked == [1]  # of two processors and two cards
+        assert asked == [1]  # of two processors and two GPUs
     expected = Expected.of("local", {}, [])
     calls = {i: Errand(Card(str(tmp_path / "errands"), i, 2), dict, expected, gpu=True) for i in range(2)}
     errands, seen = Errands("local", calls, jobs=2), list[Any]()
@@ -229,7 +229,7 @@ def test_cards_of_processes(tmp_path: Path) -> None:
 
 
 def run_of() -> Any:
-    """A run of which only the budget is asked, and which files its kernel opened."""
+    """A run that has only a budget and the files that its kernel opened."""
     return SimpleNamespace(budget=Budget(), opened=OpenedFiles(), opened_here=OpenedFiles())
 
 
@@ -242,8 +242,8 @@ class Judge:
 
 
 def test_order_and_bounds(tmp_path: Path) -> None:
-    """The first task waits until another was judged; what comes back is in the plan's order all the same, no more tasks
-    are planned ahead than are bounded, and what breaks off the plan comes after what was planned before."""
+    """The first task waits until another was judged; results come in the plan's order all the same, the number of tasks
+    planned ahead is bounded, and an error of the plan comes after the results before it."""
     import ray
 
     from gguf_verify.distributed.cluster import RayWorkers

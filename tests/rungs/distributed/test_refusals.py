@@ -1,4 +1,4 @@
-"""What no process of Ray can judge, or must not: one line, and nothing is judged. Ray is not started here."""
+"""Work that no process of Ray can or may judge: one line, and nothing is judged. Ray is not started here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gguf_verify.results.options import Options
 from gguf_verify.rungs.opening import Request, open_run
 from gguf_verify.rungs.pool import Judged, Refused
 from gguf_verify.rungs.run import Run
-from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
 from gguf_verify_nightly.history import History
 from tests.support.stub_nights import write_config
@@ -36,28 +35,22 @@ OPTIONS = Options(progress=False, threads=1)
         ({"host": object()}, "by their names"),
     ],
 )
-def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
+def test_requests_that_no_other_process_can_open(asked: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
     with pytest.raises(UsageError, match=words), judges(None, Request(ray="local", **given)):
         pass
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
-    args = ["--rungs", "blocks", "--host", "cpu", "--progress", "never"]
-    assert main([str(MODEL), *args, "--ray", "local"]) == 3
-    assert "pip install 'ray" in capsys.readouterr().err
-
-
 def test_commands_without_ray(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Each says so before it begins anything: no night is in the history."""
+    """Each refuses before it begins anything: no night is in the history."""
     monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
     night = write_config(tmp_path)
     for args in (
+        [str(MODEL), "--rungs", "blocks", "--host", "cpu", "--progress", "never"], ["nightly", "run", str(night)],
         ["audit", str(MODEL)], ["kernel", "q8_1_naive", "--type", "Q4_0", "--host", "cpu"],
-        [str(MODEL), "--identify", "--host", "cpu"], ["nightly", "run", str(night)],
+        [str(MODEL), "--identify", "--host", "cpu"],
     ):  # fmt: skip
         assert main([*args, "--ray", "local"]) == 3
         said = capsys.readouterr()
@@ -72,7 +65,7 @@ def test_commands_without_ray(
     ("address", "words"), [("nowhere", "HOST:PORT"), ("127.0.0.1:1", "refused"), ("127.0.0.1:99999", "HOST:PORT")]
 )
 def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
-    """It is said at once; Ray would try for minutes."""
+    """It fails at once; Ray would try for minutes."""
     with (
         pytest.raises(EnvironmentFault, match=f"no cluster of Ray answers there: .*{words}"),
         judges(None, Request(MODEL, "q8_1_naive", "cpu", options=OPTIONS, ray=address)),
@@ -81,12 +74,6 @@ def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
 
 
 # ---- a worker that is not as this process ----------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker joins the folder of who asks; here that is this process, which owns it."""
-    monkeypatch.setattr(scratch, "_joined", None)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +159,7 @@ def test_kernels_of_one_name(work: RunWork, tmp_path: Path) -> None:
         identity.check(before, after)
 
 
-def test_what_time_is_left(work: RunWork) -> None:
+def test_a_task_gets_the_time_that_is_left(work: RunWork) -> None:
     """A task gets the time that is left, and tells where that kept it from looking for something."""
 
     class Asks:

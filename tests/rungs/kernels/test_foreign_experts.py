@@ -13,7 +13,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.routing import routed
-from gguf_verify.rungs import experts
+from gguf_verify.rungs.layers.probes import routings
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.drawn import keys_of_slots
 from gguf_verify.semantics.exact import product
@@ -226,11 +226,11 @@ def test_routings_are_tried_by_a_checked_build(bug: bool, tmp_path: Path) -> Non
 
 def test_a_checked_build_has_tiles_that_are_not_full_of_any_type() -> None:
     """Of superblocks, too: a call of 63 tokens, one less than tiles have."""
-    (call,) = (call for call in experts._CALLS if call[2] == 63)
+    (call,) = (call for call in routings._CALLS if call[2] == 63)
     _, top_k, m, n, *_ = call
     for fmt in FORMATS.values():
         if fmt.weights:
-            assert m * top_k * n * fmt.unit <= experts._CHECKED_WORK, fmt.name
+            assert m * top_k * n * fmt.unit <= routings._CHECKED_WORK, fmt.name
 
 
 def test_a_bug_of_every_call(tmp_path: Path) -> None:

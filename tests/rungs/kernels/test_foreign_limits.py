@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.foreign_sources import ForeignSource
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
 from gguf_verify.kernels.foreign.declared import parse
@@ -43,6 +48,23 @@ def launched(kernels: CudaKernels, threads: int, shared: int = 0, symbol: str = 
     kernel = host.load_placed(kernels.of("Q4_0")[f"Q4_0/{symbol}"])
     host.launch(kernel, (blocks, 1, 1), (threads, 1, 1), [x, x, y], shared)
     return float(host.download(y).view(np.float32)[0])
+
+
+def test_a_source_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its library is found again by the files that the compiler read, wherever the source lies."""
+    commands: list[Sequence[str]] = []
+    run = ForeignSource.run
+
+    def counted(self: ForeignSource, command: Sequence[str], *more: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return run(self, command, *more)
+
+    monkeypatch.setattr(ForeignSource, "run", counted)
+    text = KERNEL.format(bounds="", body=f"y[0] = 3.0f;  // {uuid4()}")  # no run before has compiled it
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        compiled(tmp_path / name, text)
+        assert len(commands) == 2  # the compiler and the linker
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from gguf_verify.results.report import Report
 from gguf_verify.rungs.layers.call import llama_activations
 from gguf_verify.semantics.definition import quantized_inside
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.definitions.q8_1_cpu import encode_q8_1_cpu
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
-from gguf_verify.semantics.encodings.q8_1_cpu import encode_q8_1_cpu
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from tests.support import foreign_kernels

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from gguf_verify import kernel
 from gguf_verify.checks import ALONE, CHECKED
 from gguf_verify.formats import FORMATS
+from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
@@ -27,7 +28,8 @@ from gguf_verify.results.calls import Call
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import RUNGS, Run, asked_rungs, rungs_for
-from gguf_verify.rungs.tasks import quantize, repack
+from gguf_verify.rungs.tasks import packing
+from gguf_verify.rungs.tasks.codes import Codes
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_tasks
@@ -50,13 +52,12 @@ def model() -> Iterator[Model]:
 def drawn(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
     """In place of the activations of the model's graph, which takes llama.cpp, others."""
 
-    def graph(rung: Any, like: np.ndarray) -> Generator[None, None, np.ndarray]:
+    def graph(rung: Codes, matrices: list[Tensor]) -> Iterator[None]:
         yield
         x = np.random.default_rng(4).standard_normal((40, 256), np.float32)
-        rung._parts(Call(kind="tensor", m=len(x), k=256), model.tensors["blk.0.attn_k.weight"], x)
-        return x
+        rung.activations(Call(kind="tensor", m=len(x), k=256), model.tensors["blk.0.attn_k.weight"], x)
 
-    monkeypatch.setattr(quantize._Codes, "graph", graph)
+    monkeypatch.setattr(Codes, "graph", graph)
 
 
 def climbed(model: Model, function: Any, **options: Any) -> RungResult:
@@ -236,7 +237,7 @@ def test_batches_do_not_change_the_result(model: Model, monkeypatch: pytest.Monk
     for function, verdict in ((foreign_tasks.packs, "passed"), (foreign_tasks.loses, "failed")):
         results = []
         for most in (1 << 28, 1 << 12):
-            monkeypatch.setattr(repack, "_MOST_HELD", most)
+            monkeypatch.setattr(packing, "MOST_HELD", most)
             results.append(climbed(model, function, tensor="blk.0.attn_[kv]"))
         assert results[0].verdict == results[1].verdict == verdict
         one, several = ((r.checked["blocks"], r.details, r.figures) for r in results)

@@ -8,7 +8,8 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.kernels.foreign.opening import Further, open_foreign
+from gguf_verify.kernels.foreign.names import Further
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, UsageError
 from tests.support.foreign_runs import multiplied, operands
 

@@ -30,7 +30,7 @@ def right(weights, activations, shape):
 HALVES = [
     pytest.param(name, kind, id=f"{name}-{kind}")
     for name, semantics in SEMANTICS.items() if semantics.plain and not semantics.of_elements
-    for kind, fmt in FORMATS.items() if semantics.term.half_products(fmt)
+    for kind, fmt in FORMATS.items() if semantics.term.rounded(fmt) == "products"
 ]  # fmt: skip
 
 

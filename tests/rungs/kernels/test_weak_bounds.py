@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.report import card, scene
-from gguf_verify.report.markdown.run import render
+from gguf_verify.report.writer import Kind
 from gguf_verify.results.report import Report
 from tests.support.foreign_runs import verified
+from tests.support.shown import written
 
 KERNELS = """
 import numpy as np
@@ -113,7 +115,7 @@ def test_what_is_declared_beside_the_definition_stands_in_reports(source: Path) 
     declared = "f32_apart, added in float16, not deterministic"
     assert report.environment.kernel.declared == declared
     drawn = " ".join(item.text for item in card.card(report).items if isinstance(item, scene.Words))
-    for text in (str(report), render(report), drawn):
+    for text in (str(report), unescape(str(written("--markdown", Kind.RUN, report))), drawn):
         assert "added in float16, not deterministic" in " ".join(text.split())
     assert report.environment.kernel.declares == ("added in float16", "not deterministic")
     honest = verified(f"{source}:honest", "blocks").environment.kernel

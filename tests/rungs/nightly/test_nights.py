@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from gguf_verify_nightly.history import History
 from gguf_verify_nightly.records import Cell, Night
+from tests.support.project_copy import ProjectCopy
 from tests.support.stub_nights import killed_and_resumed, plain, write_config
 from tests.support.tools import ROOT
 
@@ -21,18 +21,6 @@ def nightly(root: Path, *args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "scripts" / "nightly.py"), *map(str, args)]
     env = {**os.environ, "PYTHONPATH": str(root / "harness")}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
-
-
-def copy_of_the_project(folder: Path, file: str, old: str, new: str) -> Path:
-    """With one line of a kernel altered."""
-    for name in ("harness", "kernels", "scripts"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    source = folder / "kernels" / file
-    text = source.read_text()
-    assert old in text
-    source.write_text(text.replace(old, new))
-    return folder
 
 
 def test_a_planted_regression_is_reported_exactly_and_alone(tmp_path: Path) -> None:
@@ -44,10 +32,11 @@ def test_a_planted_regression_is_reported_exactly_and_alone(tmp_path: Path) -> N
     assert first.returncode == 0, first.stdout + first.stderr
     assert "4 cells, 4 verified" in first.stdout
     assert all(line.startswith("gguf-verify: ") for line in first.stderr.splitlines())
-    altered = copy_of_the_project(
-        tmp_path / "copy", "gemm/f32/01_naive.cu", "float acc = 0.0f;", "float acc = i == 77 ? 0.5f : 0.0f;"
-    )
-    second = nightly(altered, "run", path)
+    copy = ProjectCopy(tmp_path / "copy")
+    copy.also("pyproject.toml")
+    source = copy.root / "kernels/gemm/f32/01_naive.cu"
+    source.write_text(source.read_text().replace("float acc = 0.0f;", "float acc = i == 77 ? 0.5f : 0.0f;"))
+    second = nightly(copy.root, "run", path)
     assert second.returncode == 1, second.stdout + second.stderr
     compared = nightly(ROOT, "compare", path)
     assert compared.returncode == 1

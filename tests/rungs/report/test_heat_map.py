@@ -1,4 +1,4 @@
-"""Heat maps of runs: what a wrong kernel's map shows, and the option that asks for it."""
+"""Heat maps of runs: the map of a wrong kernel, and the option that requests it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """llama.cpp cannot run such a model: there is no picture, which is said, and the verdict stands."""
+    """llama.cpp cannot run such a model: the report says that there is no picture, and the verdict stands."""
     path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
     drawn = tmp_path / "map.svg"
     assert main([str(path), "--probes", "brief", "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5

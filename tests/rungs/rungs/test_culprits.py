@@ -18,8 +18,9 @@ import pytest
 from gguf_verify import Oracle, Shape, kernel
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.model import open_model
-from gguf_verify.hosts import compiler, cupy_host
+from gguf_verify.hosts import compiler
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.kinds import gpu
 from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
@@ -192,7 +193,7 @@ CASES: dict[str, tuple[set[Culprit], Callable[[Path], Report]]] = {
     "checks that no tool makes": (
         {"coverage"}, lambda f: run(Q4_0, f"{FOREIGN}:right", "layers", sanitize=True),
     ),
-    "no GPU": ({"environment"}, lambda f: without(cupy_host, "gpu_fault", lambda: "CUDA sees no device", "gpu")),
+    "no GPU": ({"environment"}, lambda f: without(gpu, "gpu_fault", lambda: "CUDA sees no device", "gpu")),
     "no compiler": ({"environment"}, lambda f: without(compiler, "compiler", no_compiler, CpuHost(1))),
     "file and kernel": (
         {"file", "kernel"}, lambda f: run(with_block(f, 0, NAN), Wrong(one_wrong), "bytes", "layers"),

@@ -12,11 +12,12 @@ import pytest
 from gguf_verify import verify
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
-from gguf_verify.rungs import compiling, sampling
 from gguf_verify.rungs import run as run_module
+from gguf_verify.rungs import sampling
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.support.errors import UsageError
+from gguf_verify.verification import compiling
 from tests.support.strict_arrays import StrictDevice
 from tests.support.tools import FIXTURES
 

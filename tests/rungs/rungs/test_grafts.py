@@ -13,7 +13,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.budget import BudgetSpent
 from gguf_verify.rungs.opening import open_run
-from gguf_verify.rungs.tokens import task as module
+from gguf_verify.rungs.tokens import grafts as module
 from gguf_verify.rungs.tokens.grafts import Grafts
 from gguf_verify.support.errors import KernelFault
 from tests.support.tools import FIXTURES

@@ -27,7 +27,7 @@ from gguf_verify.llama.gemms import TappedProduct
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.tokens import task
+from gguf_verify.rungs.tokens import grafts
 from gguf_verify.support.errors import KernelFault, UsageError
 from gguf_verify.verification import verify
 from tests.support import graphs
@@ -467,7 +467,7 @@ def test_embeddings_alone_find_a_wrong_kernel(
     made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """With the judgement of each output switched off, what the embeddings themselves can tell."""
-    monkeypatch.setattr(task, "judge_whole", lambda *_: None)
+    monkeypatch.setattr(grafts, "judge_whole", lambda *_: None)
     path = made("bert")
     with open_model(path) as model:
         up = model.tensors["blk.0.ffn_up.weight"]

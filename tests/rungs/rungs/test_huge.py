@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.base import Written
 from gguf_verify.hosts.cpu_host import CpuHost
@@ -26,15 +24,13 @@ from gguf_verify.kernels.launches import LargeCall, Launched, Lies, SparseProduc
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.results.calls import Call
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
-from gguf_verify.rungs.huge import HugeProbes
+from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import Huge, huge, wide
 from gguf_verify.rungs.run import Run
-from gguf_verify.rungs.tasks.large import LargeTask
-from gguf_verify.rungs.tasks.quantize import _Codes
+from gguf_verify.rungs.tasks.large import LargeTask, Repeating
 from gguf_verify.rungs.thread_blocks import BlocksAlone
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
@@ -629,15 +625,14 @@ def test_a_task_that_breaks_in_a_later_thread_block_is_wrong(monkeypatch: pytest
 
 def test_a_quantizer_of_few_columns_has_whole_words() -> None:
     """Three rows of one block of Q8_0 are 102 bytes."""
-    kernel: Any = SimpleNamespace(
-        domain=Domain(k=Extent(most=32)), quantize=lambda x: np.zeros((len(x), 34), np.uint8), takes="float32",
-        large=lambda values, m, k: "none",
-    )  # fmt: skip
-    of: Any = SimpleNamespace(
-        _kernel=kernel, _calls=SimpleNamespace(run=SimpleNamespace(options=SimpleNamespace(seed=0))), _unit=32,
-        _block=32, _encoding=Q8_0, _held=lambda x: x, _judge=lambda *_: True,
-    )  # fmt: skip
-    task = _Codes._large(of, Call(kind="index"), None, np.ones((1, 32), np.float32))
+
+    def outputs(m: int, k: int) -> np.ndarray:
+        return np.zeros(m * k // 32 * 34, np.uint8)
+
+    repeating = Repeating("M·K", 32, 4.0, 32 * 1021, 34 * 1021, outputs, outputs, lambda m, k: "none")
+    domain = Domain(k=Extent(most=32))
+    task = repeating.task(domain, 0)
+    assert repeating.small(domain) == (1021, 32)
     assert task is not None
     assert task.small == (3, 32)
     assert len(task.whole(3, 32)) == 25

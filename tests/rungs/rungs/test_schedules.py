@@ -18,7 +18,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.rungs.schedules import inputs
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import verify
 from tests.support.foreign_runs import Q4_0, verified

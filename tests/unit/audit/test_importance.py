@@ -1,4 +1,4 @@
-"""Importance matrices are read as llama.cpp reads them, and nothing that a file says is believed."""
+"""Importance matrices are read as llama.cpp reads them, and every claim of a file is checked."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_folder_without_any(tmp_path: Path) -> None:
         open_source(tmp_path, model)
 
 
-def test_what_is_not_mapped_has_a_reason(tmp_path: Path) -> None:
+def test_unmapped_tensors_have_a_reason(tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", {
         "model.norm.weight": ("F8_E4M3", (256,), bytes(256)), "some.other.name": ("F32", (4,), FOUR),
         "model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (4,), FOUR),

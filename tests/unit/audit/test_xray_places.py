@@ -190,7 +190,7 @@ def test_other_offsets_are_refused(text: str) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_what_only_a_caller_can_get_wrong(make: Make) -> None:
+def test_wrong_arguments_raise(make: Make) -> None:
     tensor = make(2, [64, 2], HAND["Q4_0"][0] * 4)
     for row, block in ((2, 0), (-1, 0), (0, 2), (0, -1)):
         with pytest.raises(IndexError):

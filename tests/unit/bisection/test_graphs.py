@@ -28,11 +28,11 @@ GRAPH = [NORM, PRODUCT, LAST]
         ([PRODUCT, LAST], ["RMS_NORM norm-0: no longer in the graph"]),
     ],
 )  # fmt: skip
-def test_each_difference_is_named(after: list[GraphStep], found: list[str]) -> None:
+def test_each_difference_is_reported(after: list[GraphStep], found: list[str]) -> None:
     assert [*differences(GRAPH, after)] == found
 
 
-def test_numbers_that_shift_are_no_difference() -> None:
+def test_shifted_numbers_are_not_a_difference() -> None:
     shifted = [
         NORM, GraphStep("SCALE", "new", "new F32 [1]"),
         GraphStep("MUL_MAT", "node_8", "node_8 F32 [64 × 3]", PRODUCT.sources),
@@ -41,7 +41,7 @@ def test_numbers_that_shift_are_no_difference() -> None:
     assert [*differences(GRAPH, shifted)] == ["SCALE new: new in the graph"]
 
 
-def test_a_graph_that_is_not_known_is_not_compared() -> None:
+def test_an_unknown_graph_is_not_compared() -> None:
     assert [*differences(GRAPH, [])] == [*differences([], GRAPH)] == []
 
 

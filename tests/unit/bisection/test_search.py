@@ -43,7 +43,7 @@ class Trials:
 
     @property
     def boundary(self) -> Boundary:
-        """What there is to find."""
+        """The expected result."""
         good = max(i for i in range(self._first) if i not in self._skipped)
         bad = min(i for i in range(self._first, self._n) if i not in self._skipped)
         return Boundary(good, bad, tuple(range(good + 1, bad)))
@@ -61,7 +61,7 @@ def test_the_boundary_is_found_with_few_runs() -> None:
     assert count > 1500
 
 
-def test_a_search_that_was_ended_anywhere_goes_on() -> None:
+def test_an_interrupted_search_resumes() -> None:
     for n, first, skipped in sequences():
         whole = Trials(n, first, skipped)
         search(n, whole)
@@ -72,7 +72,7 @@ def test_a_search_that_was_ended_anywhere_goes_on() -> None:
             assert known | rest.tried == whole.tried
 
 
-def test_whatever_is_known_is_not_tried() -> None:
+def test_known_candidates_are_not_tried() -> None:
     for n, first, skipped in sequences():
         for step in (2, 3):
             trials = Trials(n, first, skipped)

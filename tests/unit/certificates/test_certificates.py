@@ -28,7 +28,7 @@ from tests.support.tools import ROOT, command_here
 # ---- how they are made -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_a_certificate_is_read_back() -> None:
     made = statement()
     content = canonical(made)
     assert parse(content) == made
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_back() -> None:
     assert json.loads(content)["_type"] == "https://in-toto.io/Statement/v1"
 
 
-def test_it_says_what_the_report_says() -> None:
+def test_it_agrees_with_the_report() -> None:
     for found in (report(), report(wrong=True)):
         said = statement(found).predicate
         assert (said.verdict, said.words, said.exit_code) == (found.verdict, found.words, found.exit_code)
@@ -54,25 +54,25 @@ def test_no_folder_of_this_machine_is_in_it() -> None:
     assert "gguf-verify my.gguf --kernel kernels/my.cu:gemm --probes brief" in content
 
 
-def test_an_interrupted_run_is_not_certified() -> None:
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"ended_by": "SIGINT"}, "interrupted"),
+        ({"ended_by": "budget"}, "the time limit cut the run short"),
+        ({"changed": "it was written to"}, "changed"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_not_certified(fields: dict[str, str], words: str) -> None:
     found = report()
-    found.ended_by = "SIGINT"
-    with pytest.raises(EnvironmentFault, match="interrupted"):
+    for name, value in fields.items():
+        setattr(found, name, value)
+    with pytest.raises(EnvironmentFault, match=f"no certificate: .*{words}"):
         statement(found)
 
 
-def test_a_run_whose_budget_was_spent_is_not_certified() -> None:
-    found = report()
-    found.ended_by = "budget"
-    with pytest.raises(EnvironmentFault, match="no certificate: the time limit cut the run short"):
-        statement(found)
-
-
-def test_a_run_whose_model_changed_is_not_certified() -> None:
-    found = report()
-    found.changed = "it was written to"
-    with pytest.raises(EnvironmentFault, match="changed"):
-        statement(found)
+def test_one_call_is_not_certified() -> None:
+    with pytest.raises(EnvironmentFault, match="one call"):
+        statement(report(only_call="own,m=1,n=1,k=1"))
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,14 @@ def test_a_run_whose_model_changed_is_not_certified() -> None:
         materials(packages={"numpy": "3"}),
     ],
 )  # fmt: skip
-def test_what_changed_meanwhile_is_not_certified(after: Any) -> None:
+def test_a_run_with_changed_materials_is_not_certified(after: Any) -> None:
     before = materials(touched={"/x/my.cu": (1, 2, 3, 4, 5)})
     after = after if after.touched else materials(**{**vars(after), "touched": before.touched})
     with pytest.raises(EnvironmentFault, match="changed during the run"):
         certify(report(), before, after, RUNGS)
 
 
-def test_one_call_is_not_certified() -> None:
-    with pytest.raises(EnvironmentFault, match="one call"):
-        statement(report(only_call="own,m=1,n=1,k=1"))
-
-
-def test_what_was_not_asked_for_is_said() -> None:
+def test_unrequested_checks_are_listed() -> None:
     made_of = materials()
     found = report(tensor="attn")
     found.rungs = found.rungs[:1]
@@ -249,7 +244,7 @@ def dependency(folder: Path, name: str = "kernels/deps/libimpl.so") -> Path:
     return path
 
 
-def test_what_was_opened_for_the_kernel_counts(tmp_path: Path) -> None:
+def test_files_opened_for_the_kernel_count(tmp_path: Path) -> None:
     """The files that its loader and its compilers opened are compared like its own, and those of the system."""
     folder, of_system = files(tmp_path / "a"), Path(os.path.realpath("/usr/bin/env"))
     beside, elsewhere = dependency(folder), dependency(tmp_path, "home/libother.so")
@@ -290,7 +285,7 @@ def test_no_file_takes_the_name_of_another(tmp_path: Path) -> None:
     assert len(digests) == len(made.subject)
 
 
-def test_another_file_of_the_system_is_said(tmp_path: Path) -> None:
+def test_another_file_of_the_system_is_not_checked(tmp_path: Path) -> None:
     folder, of_system = files(tmp_path), os.path.realpath("/usr/bin/env")
     for path, digest_ in (
         (of_system, "d" * 64),
@@ -314,7 +309,7 @@ def test_a_library_that_changed_during_a_run_is_not_certified(tmp_path: Path) ->
             opened(folder, library, **fields)
 
 
-def test_what_is_not_known_of_what_was_opened_does_not_match(tmp_path: Path) -> None:
+def test_unknown_opened_files_do_not_match(tmp_path: Path) -> None:
     folder = files(tmp_path)
     for fields, name in (
         ({"/proc/self/maps": None}, "files opened by its processes"),
@@ -372,7 +367,7 @@ def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
         assert outcome(checked, f"model: {name}") == "not checked"
 
 
-def test_another_installation_is_said(tmp_path: Path) -> None:
+def test_another_installation_is_reported(tmp_path: Path) -> None:
     folder = files(tmp_path)
     other = Project(version="0.2.0", sha256="d" * 64, files=3)
     for here in (Installed(other, LIBRARIES), Installed(HERE.project, {}), Installed(HERE.project, "not installed")):
@@ -411,7 +406,7 @@ def test_a_verdict_that_is_none_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_here")
-def test_the_command_says_it_on_one_screen(tmp_path: Path) -> None:
+def test_the_command_fits_on_one_screen(tmp_path: Path) -> None:
     path = files(tmp_path) / "c.json"
     path.write_bytes(canonical(statement()))
     done = command_here("check-certificate", path, "--unsigned")
@@ -436,7 +431,7 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         ["--certificate", "{0}/none/c.json"], ["--certificate", "{0}/c.json", "--only-call", "own,m=1,n=1,k=1"],
     ],
 )  # fmt: skip
-def test_what_cannot_be_certified_is_refused_before_the_run(tmp_path: Path, flags: list[str]) -> None:
+def test_runs_that_cannot_be_certified_are_refused_at_once(tmp_path: Path, flags: list[str]) -> None:
     given = [flag.format(tmp_path) for flag in flags]
     done = command_here(ROOT / "fixtures" / "tiny-Q4_0.gguf", *given)
     assert done.returncode == 2, done.stderr

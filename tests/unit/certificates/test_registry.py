@@ -1,4 +1,4 @@
-"""The registry: its page and feed, and what it refuses."""
+"""The registry: its page and feed, and its refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_text_of_a_certificate_is_no_markup(tmp_path: Path) -> None:
     assert "https&#58;//x.org" in cell
 
 
-def test_what_is_no_certificate_is_an_error(tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_an_error(tmp_path: Path) -> None:
     path = kept(tmp_path)
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(HarnessError, match=r"one\.json"):

@@ -64,7 +64,7 @@ def test_other_keys_names_and_namespaces_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"no signature", b"-----BEGIN SSH SIGNATURE-----\n", b"x" * (MOST_SIGNATURE + 1)])
-def test_what_is_no_signature(tmp_path: Path, raw: bytes) -> None:
+def test_invalid_signatures(tmp_path: Path, raw: bytes) -> None:
     mine = key(tmp_path)
     path = tmp_path / "c.json.sig"
     path.write_bytes(raw)
@@ -91,7 +91,7 @@ def test_the_command_checks_a_signature(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.returncode == 2
 
 
-def test_what_cannot_sign_is_said(tmp_path: Path) -> None:
+def test_an_invalid_key_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("no key")
     (tmp_path / "key").chmod(0o600)
     with pytest.raises(EnvironmentFault, match="did not sign"):

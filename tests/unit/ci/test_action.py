@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_verify.report.findings import Finding
 
 from gguf_verify.report.annotations import MOST, WRITER, render
-from gguf_verify.report.findings import Finding
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results.failures import Unverified
 from tests.support.actions import ACTION, STEPS, Ran, program, run_step
@@ -20,7 +20,7 @@ from tests.support.nights import HOSTILE, run_result
 from tests.support.tools import ROOT
 
 WRONG = "blk.1.attn_k.weight"
-#: Stands in for gguf-verify: writes what it was called with, the reports that it is asked for, and ends with a code.
+#: Stands in for gguf-verify: writes its arguments and the requested reports, and ends with a code.
 STUB = """
 import json, os, sys
 if "--help" in sys.argv:
@@ -39,7 +39,7 @@ sys.exit(code)
 
 
 def ran(folder: Path, code: int = 0, reports: bool = True, **inputs: Any) -> tuple[Ran, list[str]]:
-    """The last step with a stub, and what that was called with."""
+    """The last step with a stub, and the stub's arguments."""
     stub = program(folder, STUB.format(code=code, reports=reports))
     given = {"COMMAND": "verify", "MODEL": "m.gguf", "KERNEL": "", "ARGS": "", "FAIL_ON": "unverified", **inputs}
     done = run_step("Run gguf-verify", folder, GGUF_VERIFY=stub, **given)
@@ -118,13 +118,13 @@ def test_an_audit_has_sarif_and_no_kernel(tmp_path: Path) -> None:
     ("fail_on", "codes"),
     [("unverified", [0, 1, 2, 3, 4, 5]), ("mismatch", [0, 1, 2, 3, 4, 0]), ("never", [0, 0, 0, 0, 0, 0])],
 )
-def test_what_fails_the_job(tmp_path: Path, fail_on: str, codes: list[int]) -> None:
+def test_exit_codes_that_fail_the_job(tmp_path: Path, fail_on: str, codes: list[int]) -> None:
     for code, expected in enumerate(codes):
         done, _ = ran(tmp_path, code, FAIL_ON=fail_on)
         assert (done.code, done.outputs["exit-code"]) == (expected, str(code))
 
 
-def test_without_a_report_the_job_says_so(tmp_path: Path) -> None:
+def test_a_missing_report_is_an_error(tmp_path: Path) -> None:
     done, _ = ran(tmp_path, 3, reports=False)
     assert done.code == 3
     assert "ended with exit code 3" in done.summary
@@ -132,7 +132,7 @@ def test_without_a_report_the_job_says_so(tmp_path: Path) -> None:
     assert done.outputs["json"] == done.outputs["html"] == ""
 
 
-def test_what_the_program_prints_is_no_command(tmp_path: Path) -> None:
+def test_printed_text_is_no_command(tmp_path: Path) -> None:
     """A tensor may have any name, and GitHub obeys lines of the log that begin with two colons."""
     done, _ = ran(tmp_path)
     lines = done.out.splitlines()
@@ -236,7 +236,7 @@ def test_the_diagnosis_comes_first() -> None:
     assert "layers: kernel: blk.1.attn_k.weight row 17 block 3" in lines[2]
 
 
-def test_what_could_not_be_verified_is_a_warning() -> None:
+def test_an_unverified_check_is_a_warning() -> None:
     report = run_result()
     report.rungs[1].unverified.append(Unverified("blk.0.x", "no kernel"))
     line, notice = lines_of(report)
@@ -260,7 +260,7 @@ def test_no_more_than_github_shows() -> None:
     assert len(render(finding("t", str(i)) for i in range(10)).splitlines()) == 10
 
 
-def test_a_broken_run_says_so() -> None:
+def test_a_broken_run_is_reported() -> None:
     report = run_result()
     report.rungs[3].fault = "llama.cpp died"
     assert any(line.endswith("::tokens: llama.cpp died") for line in lines_of(report))

@@ -1,5 +1,5 @@
-"""After `pip install .`, without llama.cpp: what the README promises of it, and the pre-commit hook, in an environment
-that has the declared dependencies alone."""
+"""After `pip install .`, without llama.cpp: the promises of the README, and the pre-commit hook, in an environment that
+has only the declared dependencies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.bare import Bare
 from tests.support.tools import FIXTURES, ROOT
 
 MODEL = FIXTURES / "tiny-Q4_0.gguf"
-#: Prints what each command's `--help` exits with.
+#: Prints the exit code of each command's `--help`.
 HELPS = """
 import contextlib, io, json, sys
 from gguf_verify.cli import main

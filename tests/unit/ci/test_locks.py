@@ -59,7 +59,7 @@ def version_in(lock: str, wanted: str, python: str) -> str | None:
 
 
 def unmet(lock: str, asked: list[str]) -> list[str]:
-    """What a lock does not hold of these requirements, for any Python."""
+    """The requirements that a lock does not meet, for any Python."""
     out = []
     for text in asked:
         requirement = Requirement(text)

@@ -1,4 +1,4 @@
-"""The costs of a quantization: their formulas against slow ones, their reports, and what is refused."""
+"""The costs of a quantization: their formulas against slow ones, their reports, and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rows_that_are_decoded_in_several_steps_give_the_same(monkeypatch: pytes
     ("weights", "source", "words"),
     [(0.0, 0.0, "zero"), (1.0, np.inf, "source's product is not finite"), (np.nan, 1.0, "product is not finite")],
 )
-def test_what_is_no_number_is_said(weights: float, source: float, words: str) -> None:
+def test_results_that_are_no_numbers(weights: float, source: float, words: str) -> None:
     made = [np.full((2, 32), v, np.float32).view(np.uint8) for v in (weights, source)]
     found = relative_error(np.ones((1, 32), np.float32), made[0], ELEMENTS["F32"], made[1], ELEMENTS["F32"])
     assert isinstance(found, str)
@@ -68,7 +68,7 @@ def test_what_is_no_number_is_said(weights: float, source: float, words: str) ->
         ("enc.blk.0.ffn_up.weight", ("enc.blk.0", "enc.ffn_up")), ("blk.x.attn_q", ("", "blk.x.attn_q")),
     ],
 )  # fmt: skip
-def test_layers_and_kinds_are_told_apart(name: str, expected: tuple[str, str]) -> None:
+def test_layers_and_kinds(name: str, expected: tuple[str, str]) -> None:
     assert place(name) == expected
 
 
@@ -187,7 +187,7 @@ def reported(name: str = "blk.0.attn_q.weight") -> Report:
     return report
 
 
-def test_groups_have_means_and_say_where_the_largest_is() -> None:
+def test_groups_have_means_and_the_place_of_the_largest() -> None:
     costs = reported().costs
     (layer, other) = costs.by_layer
     assert (layer.name, layer.gemms, layer.mean, layer.worst) == ("blk.0", 2, 0.5, 0.75)

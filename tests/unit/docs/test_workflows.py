@@ -1,4 +1,4 @@
-"""The workflows: what a reviewer would ask of them, and the linters that are installed."""
+"""The workflows: rules of a reviewer, and the linters that are installed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_actions_are_pinned() -> None:
             assert own or re.fullmatch(r"actions/[a-z/-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+", used)
 
 
-def test_what_is_installed_has_its_digest() -> None:
+def test_installed_packages_have_digests() -> None:
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text())
         assert workflow["env"]["LOCKED"] == "1"
@@ -100,7 +100,7 @@ def test_a_release_takes_nothing_from_a_cache() -> None:
 def test_the_history_of_nights_is_attested_and_verified_before_it_is_read() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
     jobs = workflow["jobs"]
-    for job in jobs.values():  # what other runs can write holds wheels alone
+    for job in jobs.values():  # a cache that other runs can write holds wheels only
         for step in job["steps"]:
             assert "cache" not in step.get("uses", "") or step["with"]["path"] == "~/.cache/pip"
     verify = jobs["history"]["steps"][0]["run"]

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import pytest
 
 from gguf_verify.gguf.chat_templates import MOST_CHARACTERS
-from gguf_verify.gguf.consistency import check_consistency
-from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
+from tests.unit.gguf.gguf_py import findings_of
 
 KEY = "tokenizer.chat_template"
 
 
 def found(path: Path, *templates: str) -> list[Finding]:
     """The findings of a file whose keys are templates: the one by default, and others by name."""
-    writer = gguf.GGUFWriter(path, "test")
-    for i, template in enumerate(templates):
-        writer.add_string(f"{KEY}.name{i}" if i else KEY, template)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with open_model(path) as model:
-        return list(check_consistency(model))
+    return findings_of(path, {f"{KEY}.name{i}" if i else KEY: template for i, template in enumerate(templates)})
 
 
 @pytest.mark.parametrize(

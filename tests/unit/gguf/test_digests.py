@@ -31,7 +31,7 @@ def test_of_any_size(size: int, tmp_path: Path) -> None:
         assert found.pieces == pieces_of(file.fileno()) == tuple(hashlib.sha256(part).digest() for part in parts)
 
 
-def test_what_is_no_longer_wanted_ends(tmp_path: Path) -> None:
+def test_a_digest_can_be_cancelled(tmp_path: Path) -> None:
     path, times = tmp_path / "file", itertools.count(1)
     path.write_bytes(bytes(5000))
     with path.open("rb") as file:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf.consistency import check_consistency
-from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
+from tests.unit.gguf.gguf_py import findings_of
 
 #: Hyper-parameters of a sound model, with the zeros that stand for none.
 SOUND: dict[str, object] = {
@@ -72,36 +71,11 @@ UNUSUAL: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-def found(
-    path: Path, keys: dict[str, object], tensor: str | None = None, kind: str = "model", quantized: bool = False
-) -> list[Finding]:
+def found(path: Path, keys: dict[str, object], *tensors: str, **how: Any) -> list[Finding]:
     """The findings of a file with these keys of its architecture, or whole keys that begin with a colon."""
-    writer = gguf.GGUFWriter(path, "test")
-    writer.add_type(kind)
-    for name, value in keys.items():
-        key = name[1:] if name.startswith(":") else f"test.{name}"
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, int) and value < 0:
-            writer.add_int32(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        else:
-            assert isinstance(value, float)
-            writer.add_float32(key, value)
-    if tensor is not None:
-        if quantized:
-            writer.add_tensor(tensor, np.ones((2, 68), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        else:
-            writer.add_tensor(tensor, np.ones((2, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with open_model(path) as model:
-        return [f for f in check_consistency(model) if f.id >= "GGUF-091"]
+    whole = {name[1:] if name.startswith(":") else f"test.{name}": value for name, value in keys.items()}
+    of_file = findings_of(path, whole, dict.fromkeys(tensors, np.ones((2, 64), np.float32)), **how)
+    return [f for f in of_file if f.id >= "GGUF-091"]
 
 
 def test_a_sound_model(tmp_path: Path) -> None:
@@ -235,13 +209,14 @@ def test_a_value_that_llama_has_no_code_for(key: str, known: list[object], wrong
 
 
 def test_a_version_of_quantization_matters_to_quantized_files(tmp_path: Path) -> None:
-    key = ":general.quantization_version"
-    assert found(tmp_path / "m.gguf", {key: 99}, "output.weight") == []
-    (one,) = found(tmp_path / "n.gguf", {key: 99}, "output.weight", quantized=True)
+    key = "general.quantization_version"
+    assert findings_of(tmp_path / "m.gguf", {key: 99}, {"output.weight": np.ones((2, 64), np.float32)}) == []
+    quantized = {"output.weight": np.ones((2, 68), np.uint8)}
+    (one,) = findings_of(tmp_path / "n.gguf", {key: 99}, quantized)
     assert (one.id, one.expected, one.found) == (
         "GGUF-094-key-unknown", "2", "99 in general.quantization_version",
     )  # fmt: skip
-    assert found(tmp_path / "o.gguf", {key: 2}, "output.weight", quantized=True) == []
+    assert findings_of(tmp_path / "o.gguf", {key: 2}, quantized) == []
 
 
 def test_types_of_tokens(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_parts_that_were_asked_for_long_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_were_requested_long_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gguf_verify.gguf.mapped._MAPPED", MOST)
     mapped, content = Mapped(path), path.read_bytes()
     views, most = [], 0
@@ -42,7 +42,7 @@ def test_parts_that_were_asked_for_long_before(path: Path, monkeypatch: pytest.M
         assert views[-1].sum() >= 0
         most = max(most, mapped_pages(path))
     assert 0 < most <= MOST + 2 * PART
-    for i, view in enumerate(views):  # all of them hold what they held
+    for i, view in enumerate(views):  # all of them still hold their bytes
         assert view.tobytes() == content[i * PART + 3 : (i + 1) * PART + 3]
     mapped.close()
     assert views[0][1:5].view(np.uint32) == 1  # also those that are still held now

@@ -25,7 +25,7 @@ def nothing(_path: Path) -> None:
     pass
 
 
-#: What stands at the path, the exit code, and what is said.
+#: How the path is made, the exit code, and a part of the message.
 PATHS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "nothing": (nothing, 2, "No such file"),
     "a broken link": (lambda path: path.symlink_to("/nowhere/at/all"), 2, "No such file"),
@@ -39,7 +39,7 @@ PATHS: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_what_a_path_may_be(name: str, tmp_path: Path) -> None:
+def test_kinds_of_paths(name: str, tmp_path: Path) -> None:
     make, code, said = PATHS[name]
     path = tmp_path / "m.gguf"
     make(path)
@@ -49,7 +49,7 @@ def test_what_a_path_may_be(name: str, tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("path", ["m" * 300, "a\0b", "file/m.gguf"])
+@pytest.mark.parametrize("path", ["m" * 300, "a\0b", "file/m.gguf", "\x1b[31m"])
 def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NoSuchFile) as caught:
@@ -83,7 +83,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("error", FAULTS)
-def test_what_the_machine_cannot_do(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_machine(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(corpus.gguf().data)
 

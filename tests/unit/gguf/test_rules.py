@@ -12,7 +12,7 @@ import pytest
 import gguf_verify
 from gguf_verify.gguf.rules import RULES, Rule
 
-#: What makes a finding, and the argument that is its rule's slug.
+#: Functions that make a finding, and the argument that is its rule's slug.
 MAKERS = {"finding": 0, "refuse": 0, "warn": 0, "at_key": 0, "at_tensor": 0, "_refuse": 1}
 #: Slugs that are put together: f"{what}-count".
 COMPOSED = {"tensor-count", "key-count"}
@@ -39,7 +39,7 @@ def test_every_id_that_the_code_can_emit_has_an_entry() -> None:
 
 
 def mentioned() -> set[str]:
-    """Slugs that stand in the code as a string, to be passed on to what makes the finding."""
+    """Slugs that stand in the code as a string and are passed on."""
     package = Path(gguf_verify.__file__).parent
     text = "".join(
         p.read_text() for p in (*package.glob("gguf/*.py"), *package.glob("audit/**/*.py")) if p.stem != "rules"
@@ -48,7 +48,7 @@ def mentioned() -> set[str]:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-def test_an_entry_says_why_how_and_what_to_do(rule: Rule) -> None:
+def test_an_entry_has_reason_cause_and_cure(rule: Rule) -> None:
     assert re.fullmatch(r"GGUF-\d{3}-[a-z0-9-]+", rule.id)
     assert rule.why
     assert not rule.why.endswith(".")

@@ -6,7 +6,6 @@ import hashlib
 import os
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from tests.support import corpus
 from tests.support.corpus import A, Entry
 from tests.support.crafted_files import assert_tiles, by_name, save
 from tests.support.needs import SHARED_MODELS, need
+from tests.unit.gguf.gguf_py import assert_gguf_py_agrees
 
 SHARED = ("TinyStories-656K-Q8_0.gguf", "TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf")
 
@@ -31,13 +31,13 @@ def shared_model(name: str) -> Path:
 @pytest.mark.parametrize("entry", corpus.GOOD, ids=by_name)
 def test_agrees_with_gguf_py(entry: Entry, tmp_path: Path) -> None:
     path, _ = save(entry, tmp_path)
-    assert_agreement(path)
+    assert assert_gguf_py_agrees(path) is None
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_models_are_clean(name: str) -> None:
     path = shared_model(name)
-    assert_agreement(path)
+    assert assert_gguf_py_agrees(path) is None
     assert_tiles(path)
     with open_model(path) as model:
         assert model.findings == ()
@@ -50,23 +50,6 @@ def test_shared_models_are_clean(name: str) -> None:
         assert model.altered() is None
     with open_model(path) as model:
         model.begin_sha256()  # and it is closed before the digest is there
-
-
-def assert_agreement(path: Path) -> None:
-    theirs = gguf.GGUFReader(path)
-    with parse(path) as ours:
-        assert ours.alignment == theirs.alignment
-        assert ours.data_offset == theirs.data_offset or not theirs.tensors
-        assert list(ours.tensors) == [t.name for t in theirs.tensors]
-        assert list(ours.metadata) == [name for name in theirs.fields if not name.startswith("GGUF.")]
-        for key, value in ours.metadata.items():
-            expected = theirs.fields[key].contents()
-            np.testing.assert_array_equal(np.asarray(value), np.asarray(expected), err_msg=key)
-        for mine, their in zip(ours.tensors.values(), theirs.tensors, strict=True):
-            assert mine.shape == tuple(their.shape.tolist())
-            assert mine.type.name == their.tensor_type.name
-            assert (mine.offset, mine.nbytes) == (their.data_offset, their.n_bytes)
-            assert mine.raw.tobytes() == their.data.tobytes()
 
 
 def test_overlap_of_one_byte(tmp_path: Path) -> None:

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf.consistency import check_consistency
-from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
+from tests.unit.gguf.gguf_py import findings_of
 
 TOKENS = ["<s>", "a", "b", "ab", "abb"]
 
 
-def found(path: Path, keys: Mapping[str, object] | None = None, merges: Sequence[str] = ()) -> list[Finding]:
+def found(path: Path, **keys: object) -> list[Finding]:
     """The findings of a file without tensors that has the vocabulary, and keys of `tokenizer.ggml.`."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list(TOKENS)
-    if merges:
-        writer.add_token_merges(list(merges))
-    for name, value in (keys or {}).items():
-        if isinstance(value, list):
-            writer.add_array(f"tokenizer.ggml.{name}", value)
-        elif isinstance(value, str):
-            writer.add_string(f"tokenizer.ggml.{name}", value)
-        else:
-            assert isinstance(value, int)
-            writer.add_key_value(f"tokenizer.ggml.{name}", value, gguf.GGUFValueType.INT64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with open_model(path) as model:
-        return list(check_consistency(model))
+    return findings_of(path, {f"tokenizer.ggml.{name}": value for name, value in {"tokens": TOKENS, **keys}.items()})
 
 
 @pytest.mark.parametrize("name", ["eos_token_id", "fim_pre_token_id", "mask_token_id", "a_new_token_id"])
 @pytest.mark.parametrize(("value", "wrong"), [(0, False), (4, False), (5, True), (32000, True), (-2, True)])
 def test_a_special_token_is_one_of_the_vocabulary(name: str, value: int, wrong: bool, tmp_path: Path) -> None:
-    findings = found(tmp_path / "v.gguf", {name: value})
+    findings = found(tmp_path / "v.gguf", **{name: value})
     assert [(f.id, f.owner) for f in findings] == [("GGUF-089-special-token", f"tokenizer.ggml.{name}")] * wrong
     for f in findings:
         assert (f.found, f.severity) == (f"{value} in tokenizer.ggml.{name}", "warning")
@@ -50,17 +31,17 @@ def test_a_special_token_is_one_of_the_vocabulary(name: str, value: int, wrong: 
 @pytest.mark.parametrize("value", [-1, (1 << 32) - 1])
 def test_no_token_is_no_token(value: int, tmp_path: Path) -> None:
     """llama.cpp's LLAMA_TOKEN_NULL, signed and unsigned, stands for none."""
-    assert found(tmp_path / "v.gguf", {"padding_token_id": value}) == []
+    assert found(tmp_path / "v.gguf", padding_token_id=value) == []
 
 
 def test_several_special_tokens(tmp_path: Path) -> None:
-    assert found(tmp_path / "v.gguf", {"eog_token_ids": [1, 4]}) == []
-    (one,) = found(tmp_path / "w.gguf", {"eog_token_ids": [1, 7, 9]})
+    assert found(tmp_path / "v.gguf", eog_token_ids=[1, 4]) == []
+    (one,) = found(tmp_path / "w.gguf", eog_token_ids=[1, 7, 9])
     assert one.found == "7 (and 1 more) in tokenizer.ggml.eog_token_ids"
 
 
 def test_a_special_token_that_is_no_number(tmp_path: Path) -> None:
-    (one,) = found(tmp_path / "v.gguf", {"eos_token_id": "</s>"})
+    (one,) = found(tmp_path / "v.gguf", eos_token_id="</s>")
     assert one.id == "GGUF-088-key-type"
 
 
@@ -85,13 +66,6 @@ def test_a_merge_of_what_is_no_token(merge: str, why: str, tmp_path: Path) -> No
 
 
 def test_rows_of_the_embedding_are_the_vocabulary_where_no_tokens_are_listed(tmp_path: Path) -> None:
-    path = tmp_path / "v.gguf"
-    writer = gguf.GGUFWriter(path, "other")
-    writer.add_eos_token_id(40)
-    writer.add_tensor("token_embd.weight", np.ones((32, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with open_model(path) as model:
-        assert [f.id for f in check_consistency(model)] == ["GGUF-089-special-token"]
+    embedding = {"token_embd.weight": np.ones((32, 8), np.float32)}
+    findings = findings_of(tmp_path / "v.gguf", {"tokenizer.ggml.eos_token_id": 40}, embedding)
+    assert [f.id for f in findings] == ["GGUF-089-special-token"]

@@ -19,9 +19,9 @@ from gguf_verify.kernels.by_name import on_host
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launches import Foresight
 from gguf_verify.results.options import Options
-from gguf_verify.rungs import compiling
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify.verification import compiling
 from tests.support.tools import FIXTURES
 
 

@@ -11,7 +11,7 @@ from gguf_verify.kernels.domain import Domain, Extent, domain_of
 from gguf_verify.kernels.launches import Launched
 from gguf_verify.report.run_words import headline
 from gguf_verify.report.writer import Kind
-from gguf_verify.rungs.limits import Limit, Refusal, limit_of, record_limit
+from gguf_verify.rungs.layers.probes.limits import Limit, Refusal, limit_of, record_limit
 from gguf_verify.support.errors import UsageError
 from tests.support.nights import run_result
 from tests.support.shown import text_of

@@ -21,7 +21,7 @@ from gguf_verify.kernels.standalone import Exported
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import CHECKOUT
 from tests.support.needs import NEEDS
-from tools.measure.bench.drawn_blocks import random_rows
+from tools.measure.bench.matrices import random_rows
 
 EXAMPLE = CHECKOUT / "examples" / "standalone"
 EXPORT = ["export-kernel", "q8_1_decode", "-M", "4", "-N", "1000", "-K", "2048"]

@@ -12,9 +12,9 @@ import pytest
 from gguf_verify.support.errors import UsageError
 from gguf_verify_graph.operations import OPERATIONS, Judged, Operand
 from tools.measure.backends import page
-from tools.measure.backends.drawn import without_folders
 from tools.measure.backends.explaining import DESCRIBED, explaining
 from tools.measure.backends.functions import inputs
+from tools.measure.backends.random_nodes import without_folders
 from tools.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
 
 RIGHT = OperationRow(operation="ROPE", nodes=3, outputs=30, definitions={"f32": 0.5}, exact=False)
@@ -56,7 +56,7 @@ def test_results_are_kept_and_merged_by_row(tmp_path: Path) -> None:
     [((), False), ((finding("Vulkan", "GROUP_NORM"),), True), ((finding("CPU", "GROUP_NORM"),), False),
      ((finding("Vulkan", "ROPE"),), False)],
 )  # fmt: skip
-def test_what_no_finding_explains(known: tuple[page.Finding, ...], explained: bool) -> None:
+def test_outputs_that_no_finding_explains(known: tuple[page.Finding, ...], explained: bool) -> None:
     wrong = GraphRow(
         model="m.gguf", architecture="llama", flash="auto", nodes=9, outputs=90, verdict="mismatch",
         wrong=("GROUP_NORM norm-0: 1 of 9 wrong",),
@@ -71,7 +71,7 @@ def test_what_no_finding_explains(known: tuple[page.Finding, ...], explained: bo
     assert ("### a-finding" in made["findings"]) is bool(known)
 
 
-def test_a_finding_explains_the_nodes_that_it_describes_alone() -> None:
+def test_a_finding_explains_only_its_nodes() -> None:
     """Three experts of 5 rows: of one token the rows beyond are written over the first ones of the next expert."""
     known = page.findings()
     node = replace(next(iter(OPERATIONS["MUL_MAT_ID"].draw(np.random.default_rng(0)))), backend="CUDA")
@@ -90,7 +90,7 @@ def test_a_finding_explains_the_nodes_that_it_describes_alone() -> None:
     assert {f.id for f in known if f.operations} == set(DESCRIBED)
 
 
-def test_what_a_finding_explains_in_part_is_told() -> None:
+def test_partly_explained_outputs_are_reported() -> None:
     known = (finding("Vulkan", "GROUP_NORM"),)
     for explained, left in ((None, 0), ({"a-finding": 3}, 0), ({"a-finding": 2}, 1), ({}, 1), ({"another": 3}, 1)):
         row = msgspec.structs.replace(WRONG, wrong=3, explained=explained)
@@ -106,7 +106,7 @@ def test_every_finding_of_the_page_is_read() -> None:
         assert all(text.strip() for text in (each.title, each.seen, each.cause, each.repetition))
 
 
-def test_functions_are_merged_shown_and_told() -> None:
+def test_functions_are_merged_and_reported() -> None:
     row = FunctionRow(function="exp x", domain="all halves", inputs=63488, ulps=0.5012, at=-0.5, utilisation=0.5)
     first = msgspec.structs.replace(measured(), functions=(row,))
     again = msgspec.structs.replace(measured(), functions=(msgspec.structs.replace(row, ulps=9.0, wrong=3),))
@@ -118,7 +118,7 @@ def test_functions_are_merged_shown_and_told() -> None:
     assert "exp x: 3 of 63,488 results exceed the declared error, all halves" in line
 
 
-def test_measured_functions_are_within_what_is_declared() -> None:
+def test_measured_functions_are_within_declared_errors() -> None:
     kept = load(page.PAGE.with_suffix(".json")).values()
     rows = [row for one in kept for row in one.functions]
     assert len(rows) > 30
@@ -134,6 +134,6 @@ def test_the_inputs_of_functions() -> None:
     assert (np.abs(dense).min(), np.abs(dense).max()) == (0.5, np.nextafter(np.float32(2), np.float32(0)))
 
 
-def test_no_folder_of_who_compiled_llama_is_told() -> None:
+def test_folders_of_the_compiling_machine_are_removed() -> None:
     said = "it said: /tmp/a-b/vendor/ggml/../fattn.cuh:1844: ERROR (2/3) | /home/me/x.cu and src/y.cu"
     assert without_folders(said) == "it said: …/fattn.cuh:1844: ERROR (2/3) | …/x.cu and src/y.cu"

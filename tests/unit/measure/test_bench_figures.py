@@ -85,7 +85,7 @@ def test_all_rivals_side_by_side() -> None:
     assert cells(many)[2:] == [["Q4_0", "80", "40", "30", "**25**"]]
 
 
-def test_what_was_timed_for_the_ladder_has_no_other_table() -> None:
+def test_ladder_products_are_in_no_other_table() -> None:
     ladder = [record("f32", 500, m=512, by="f32_tiled"), record("f32_tiled", 500, m=512)]
     ladder += [record("q8_1", 40, m=512, n=8192, by="q8_1_wgmma"), record("llama.cpp", 80, m=512, n=8192)]
     made, alone = figures.tables(made_of(*DATA["results"], *ladder)), figures.tables(DATA)
@@ -94,13 +94,13 @@ def test_what_was_timed_for_the_ladder_has_no_other_table() -> None:
     assert figures.tables(made_of(*ladder))["against llama.cpp"], "where nothing else was timed, it is shown"
 
 
-def test_who_is_the_fastest_in_words() -> None:
+def test_the_table_of_the_fastest() -> None:
     text = figures.tables(DATA)["fastest"]
     assert text.startswith("One of this project's kernels is the fastest for 2 of 3 products.")
     assert cells(text)[2:] == [["4096", "1", "q8_1: Q4_0; llama.cpp: Q4_K"], ["4096", "512", "f16: Q4_0"]]
 
 
-def test_one_token_beside_the_least_time() -> None:
+def test_one_token_and_the_least_time() -> None:
     """9.44 MB of Q4_0 in 4 µs, where an empty kernel takes 1.5 µs and a copy 4 TB/s."""
     data = made_of(*DATA["results"])
     data["header"]["empty us"] = 1.5
@@ -143,7 +143,7 @@ def test_the_roof_of_products_and_terms() -> None:
     assert "terms" not in figures.tables({**data, "terms": probed[:-3]}), "not all were timed"
 
 
-def test_what_was_not_measured_has_no_table() -> None:
+def test_no_table_without_measurements() -> None:
     assert set(figures.tables(made_of(record("f32_naive", 5)))) == {"card"}
 
 
@@ -161,7 +161,7 @@ def test_slower_choices() -> None:
     assert figures.choices(made_of(record("q8_1", 4, by="q8_1_gemv"))) == ""
 
 
-def test_several_files_of_one_card(tmp_path: Path) -> None:
+def test_several_files_of_one_gpu(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.json" for i in range(4)]
     first, second = made_of(record("q8_1", 4), record("llama.cpp", 6)), made_of(record("q8_1", 3))
     first["header"]["families"], second["header"]["families"] = {"q8_1": "a"}, {"f16": "b"}

@@ -1,4 +1,4 @@
-"""The benchmark of kernels on a stand-in for a card: the CPU host, whose times are made up."""
+"""The benchmark of kernels on a stand-in for a GPU: the CPU host, with invented times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.order import Order
 from gguf_verify.support.errors import KernelFault
 from tools.measure.__main__ import main
-from tools.measure.bench import card, experts, kernels, ours, sass, terms
+from tools.measure.bench import experts, gpu, kernels, ours, sass, terms
 from tools.measure.bench.matrices import Activations, Matrix, ends, nmse
 from tools.measure.bench.ours import Ours
 
@@ -38,7 +38,7 @@ SHAPE = ["--n", "323", "--k", "64", "-m", "1", "21", "--types", "Q4_0", "--no-cu
 
 
 class Card(CpuHost):
-    """Buffers are arrays, as a card's are."""
+    """Buffers are arrays, as on a GPU."""
 
     sm = "90"
     cupy, clock_ghz, multiprocessors = NUMPY, 2.0, 100
@@ -116,7 +116,7 @@ def test_a_family_and_its_members(bench: Any, tmp_path: Path) -> None:
     assert list(data["header"]["families"]) == ["f32"]
 
 
-def test_a_hopeless_member_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_much_slower_member_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From `_MANY` tokens on it is not even launched for more, unless it is the choice there."""
     bench.dear.us, bench.dear.few = 400.0, 41.0
     data = bench.run("--kernels", "f32", "--members")
@@ -128,7 +128,7 @@ def test_a_hopeless_member_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPa
     assert bench.dear.launches == 4 + 3
 
 
-def test_a_member_is_not_hopeless_because_launches_take_long(bench: Any) -> None:
+def test_slow_launches_do_not_exclude_a_member(bench: Any) -> None:
     """By itself, a product of few microseconds takes as long as Python's launch of it."""
     bench.dear.us, bench.dear.few = 400.0, 40.0
     assert len(bench.run("--kernels", "f32", "--members")["results"]) == 6
@@ -147,7 +147,7 @@ def test_few_tokens_are_timed_before_many(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("ends", ["well", "no kernel", "a fault", "no memory"])
-def test_others_are_timed_beside_ours(bench: Any, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+def test_rivals_are_timed_too(bench: Any, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     """By tokens, until llama.cpp has no kernel or fails."""
     log: list[Any] = []
 
@@ -194,7 +194,7 @@ def test_terms_are_timed_on_hopper(
     assert bench.run("--kernels", family, "--repeat", "3", "-m", "1")["terms"] == ([{"repeat": 3}] if timed else [])
 
 
-def test_a_wrong_probe_of_terms_is_told(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_probe_of_terms_is_reported(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(queue: Any, repeat: int) -> Any:
         raise KernelFault("wrong")
 
@@ -221,11 +221,11 @@ def test_terms_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         "OVERLAPPED", "OFFSET", 64, 2
     )  # fmt: skip
     monkeypatch.setattr(terms.Probe, "expected", lambda self, turns: np.zeros(1, np.float32))
-    with pytest.raises(KernelFault, match="the probe of terms has other bits"):
+    with pytest.raises(KernelFault, match="the probe of terms has incorrect bits"):
         terms.measured(card, 3)  # type: ignore[arg-type]
 
 
-def test_graphs_are_timed_once_the_card_is_warm() -> None:
+def test_graphs_are_timed_after_the_warm_up() -> None:
     """A slower time is not kept: the graphs before the timed ones take at least two, and 20 ms."""
     took = iter([0.0, 15.0, 5.0, 4.0, 2.0, 3.0, 1000.0])
     done: list[None] = []
@@ -233,7 +233,7 @@ def test_graphs_are_timed_once_the_card_is_warm() -> None:
     cuda = SimpleNamespace(
         get_current_stream=lambda: None, Event=lambda: event, get_elapsed_time=lambda start, stop: next(took)
     )  # fmt: skip
-    assert card.median_us(lambda: done.append(None), 10, 3, SimpleNamespace(cuda=cuda)) == 300.0
+    assert gpu.median_us(lambda: done.append(None), 10, 3, SimpleNamespace(cuda=cuda)) == 300.0
     assert len(done) == 6
 
 
@@ -249,7 +249,7 @@ def test_a_wrong_kernel_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["q8_1_dp4a", "q8_1_naive"])
 @pytest.mark.parametrize(("row", "token", "seen"), [(0, 20, True), (322, 0, True), (161, 9, False)])
-def test_what_is_checked(name: str, row: int, token: int, seen: bool) -> None:
+def test_checked_rows_and_tokens(name: str, row: int, token: int, seen: bool) -> None:
     """The first and last rows, for every token against the naive kernel's bits, or else the first and last tokens."""
     card, fmt, spec = Card(1), FORMATS["Q4_0"], KERNELS[name]
     of = Ours(card, Matrix(fmt, 323, Activations(21, 64, 0, NUMPY), 0, NUMPY))  # type: ignore[arg-type]
@@ -263,14 +263,14 @@ def test_what_is_checked(name: str, row: int, token: int, seen: bool) -> None:
     of.check(ShippedKernel(spec, card), 21)
     wrong = ShippedKernel(replace(spec, launch=Spoiled()), card)
     if seen:
-        with pytest.raises(KernelFault, match=f"{name} has other bits than it should: Q4_0, M 21, N 323, K 64"):
+        with pytest.raises(KernelFault, match=f"{name} has incorrect bits: Q4_0, M 21, N 323, K 64"):
             of.check(wrong, 21)
     else:
         of.check(wrong, 21)
 
 
 @pytest.mark.parametrize("name", ["q8_1_dp4a", "q8_1_naive", "f16_mma"])
-def test_what_another_kernel_left_in_memory_is_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_memory_is_not_an_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool gives memory of the same size again, with the right outputs of the kernel before."""
     card, fmt, spec, kept = Card(1), FORMATS["Q4_0"], KERNELS[name], dict[int, Any]()
     monkeypatch.setattr(card, "output", lambda nbytes, what="": kept.setdefault(nbytes, np.zeros(nbytes, np.uint8)))
@@ -285,11 +285,11 @@ def test_what_another_kernel_left_in_memory_is_no_output(name: str, monkeypatch:
         of.check(ShippedKernel(replace(spec, launch=Nothing()), card), 21)
 
 
-def test_another_order_is_checked_by_its_own_bits() -> None:
+def test_another_order_is_checked_by_its_bits() -> None:
     card = Card(1)
     of = Ours(card, Matrix(FORMATS["Q8_0"], 12, Activations(3, 256, 0, NUMPY), 0, NUMPY))  # type: ignore[arg-type]
     spec = replace(KERNELS["q8_1_dp4a"], order=Order(64))
-    with pytest.raises(KernelFault, match="has other bits"):
+    with pytest.raises(KernelFault, match="has incorrect bits"):
         of.check(ShippedKernel(spec, card), 3)
     unordered = replace(spec, order=None)
     of.check(ShippedKernel(unordered, card), 3)  # within the bound
@@ -373,7 +373,7 @@ def test_the_disassembler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"results": [{}], "faults": []}'])
 @pytest.mark.parametrize("bench", ["kernels", "experts"])
-def test_what_holds_no_measurements_is_refused(
+def test_files_without_measurements_are_rejected(
     bench: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "here.json"

@@ -36,7 +36,7 @@ def test_weights_keep_the_size_of_activations(kind: str, tmp_path: Path) -> None
         assert (np.array(norm.raw).view(np.float32) == 1).all()
 
 
-def test_a_model_is_the_same_whatever_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_does_not_depend_on_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread or several, kept or not; another seed gives another one."""
     made = {}
     for threads in (1, 3):
@@ -63,7 +63,7 @@ def test_a_kept_model_is_used_again(tmp_path: Path) -> None:
         assert path.read_bytes() != b"kept"
 
 
-def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_detected_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = RandomModel(SHAPES["70B"], "Q4_K_M")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=40_000_000_000))
     wanted = re.escape(f"{tmp_path} has 40.0 GB free, and the model needs 42.")
@@ -72,7 +72,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_left_of_a_model_that_was_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_models_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -104,6 +104,6 @@ def test_another_width_keeps_proportions() -> None:
         ({"ff": 520}, "rows of 520 values are no whole blocks of Q4_0, which have 32"),
     ],
 )
-def test_shapes_that_no_llama_has(change: dict[str, int], said: str) -> None:
+def test_impossible_shapes(change: dict[str, int], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         RandomModel(replace(TINY, **change), "Q4_0")

@@ -25,7 +25,7 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!
 
 
 @pytest.mark.parametrize("program", [CHILD, PARENT])
-def test_what_a_tree_of_processes_uses(program: str) -> None:
+def test_resources_of_a_process_tree(program: str) -> None:
     seen = processes._Seen()
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -38,13 +38,13 @@ def test_what_a_tree_of_processes_uses(program: str) -> None:
     assert len(seen.processor) == (2 if program is PARENT else 1)
 
 
-def test_memory_where_no_proportional_set_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_without_a_proportional_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "exists", lambda self: False)
     monkeypatch.setattr(Path, "read_text", lambda self: "900 70 30 1 0 50 0\n")
     assert processes.memory(1) == (70 * processes._PAGE, 40 * processes._PAGE)
 
 
-def test_a_command_that_is_measured() -> None:
+def test_a_measured_command() -> None:
     done = measured(
         [sys.executable, "-c", "import os, sys; sys.exit(int(os.environ['CODE']))"], variables={"CODE": "7"}
     )
@@ -56,7 +56,7 @@ def test_a_command_that_is_measured() -> None:
     assert (unwatched.peak, unwatched.processor) == (0, None)
 
 
-def test_the_disk_of_a_file_that_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_disk_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     number = tmp_path.stat().st_dev
     assert processes.device_seconds(tmp_path) is None or processes.device_seconds(tmp_path) >= 0
     lines = "\n".join([
@@ -90,7 +90,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "-i 0,GPU-b --query-gpu=" in (tmp_path / "arguments").read_text()
 
 
-def test_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program(tmp_path, "printf '0\\n1\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -48,7 +48,7 @@ def test_files_of_results(tmp_path: Path) -> None:
             records.load(Run, path)
 
 
-def test_of_runs_of_the_same_the_last_one_counts() -> None:
+def test_the_last_of_equal_runs_counts() -> None:
     old, new = ran(seconds=1), ran(seconds=2, date="2026-02-03")
     others = [ran(**{name: value}) for name, value in {
         "layers": 1, "tokens": 9, "thorough": True, "gpus": 2, "ray": True, "options": "-x", "type": "Q8_0",
@@ -62,7 +62,7 @@ def test_of_runs_of_the_same_the_last_one_counts() -> None:
     assert records.merged(results, {}) == results
 
 
-def test_a_row_has_what_was_measured() -> None:
+def test_a_row_of_a_verification() -> None:
     llama = Evaluation(backend="llama.cpp's CPU backend, 2 threads", threads=2, seconds=0.3)
     runs = (
         ran(processor=0.5, llama=llama),
@@ -87,7 +87,7 @@ def test_a_row_of_planted_faults() -> None:
     assert second[-2:] == ["5 of 6", "**not verified**"]
 
 
-def test_lines_join_runs_that_differ_in_one_thing_alone() -> None:
+def test_lines_join_runs_that_differ_in_one_field() -> None:
     runs = (
         ran(), ran(layers=5), ran(layers=3), ran(layers=3, tokens=9),
         ran(width=512, ff=1024, heads=8, kv_heads=2), ran(gpus=1, ray=True), ran(gpus=2, ray=True),
@@ -121,7 +121,7 @@ def parsed(part: Any, *words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_results_of_another_machine_are_taken_over(tmp_path: Path) -> None:
+def test_results_of_another_machine_are_imported(tmp_path: Path) -> None:
     """Nothing is measured, and nothing but the results is written."""
     own, other, page = tmp_path / "own.json", tmp_path / "other.json", markdown.BENCHMARKS.read_bytes()
     for part, one, two in ((verify, ran(), ran(layers=3)), (planted, faults(), faults(seed=3))):
@@ -136,13 +136,13 @@ def test_results_of_another_machine_are_taken_over(tmp_path: Path) -> None:
     assert not own.exists()
 
 
-def test_a_page_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_needs_matplotlib_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="--no-page draws none"):
         verify.run(parsed(verify))
 
 
-def test_what_is_asked_for() -> None:
+def test_requested_shapes() -> None:
     args = parsed(verify, "--shape", "8B", "--layers", "1", "4", "--width", "256", "512", "--type", "Q4_0", "Q4_K_M")
     models = options.models_of(args)
     assert [(m.shape.layers, m.shape.width, m.kind) for m in models] == [

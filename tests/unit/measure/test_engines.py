@@ -26,7 +26,7 @@ from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support.shown import text_of
-from tools.measure.engines import _merged, page, runs
+from tools.measure.engines import merged, page, runs
 from tools.measure.engines.catalogue import FOLDER, Catalogue, Engine, Finding, Kernel, explaining, read
 
 ADAPTERS = sorted(p for p in FOLDER.iterdir() if p.suffix in (".py", ".cu") and p.name != "build.py")
@@ -63,12 +63,12 @@ def test_adapters_are_short(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("adapter", [p for p in ADAPTERS if p.suffix == ".py"], ids=lambda p: p.name)
-def test_adapters_in_python_say_what_they_call(adapter: Path) -> None:
+def test_python_adapters_declare_their_calls(adapter: Path) -> None:
     assert ast.get_docstring(ast.parse(adapter.read_text()))
 
 
 @pytest.mark.parametrize("adapter", [p for p in ADAPTERS if p.suffix == ".cu"], ids=lambda p: p.name)
-def test_adapters_in_cuda_declare_what_exists(adapter: Path) -> None:
+def test_cuda_adapters_declare_existing_kernels(adapter: Path) -> None:
     found = BLOCK.search(adapter.read_text())
     assert found is not None
     declared = parse("\n".join(line.removeprefix("//") for line in found[1].splitlines()))
@@ -88,7 +88,7 @@ def test_the_catalogue_names_adapters_and_types_that_exist() -> None:
     assert used == {p.name for p in ADAPTERS}
 
 
-def test_findings_have_what_a_maintainer_needs() -> None:
+def test_findings_are_complete() -> None:
     catalogue = read()
     assert len({f.id for f in catalogue.findings}) == len(catalogue.findings)
     for finding in catalogue.findings:
@@ -106,7 +106,7 @@ def test_a_finding_concerns_its_kernels_and_types() -> None:
         assert not explaining(CATALOGUE.findings, *other)
 
 
-def test_what_is_not_verified_needs_a_finding() -> None:
+def test_unverified_rows_need_a_finding() -> None:
     known, unknown, absent = row("mismatch", "Q5_0"), row("mismatch", "Q8_0"), row(runs.NOT_RUN, "Q4_0")
     assert page.unexplained({"cuda": measured(known, unknown, absent)}, CATALOGUE) == [unknown]
     assert page.unexplained({"cuda": measured(row("not all verified"))}, CATALOGUE)
@@ -142,22 +142,22 @@ def test_results_are_read_back(tmp_path: Path) -> None:
 def test_a_later_measurement_replaces_rows_that_it_could_run() -> None:
     before = measured(row(kind="Q8_0"), row(kind="Q4_0"), x=runs.Output(text="old", exit_code=0))
     now = measured(row("mismatch", "Q4_0"), row(runs.NOT_RUN, "Q8_0"), row("mismatch", "Q5_0"))
-    merged = _merged(before, now, CATALOGUE)
-    assert [(r.type, r.verdict) for r in merged.rows] == [
+    both = merged(before, now, CATALOGUE)
+    assert [(r.type, r.verdict) for r in both.rows] == [
         ("Q4_0", "mismatch"),
         ("Q5_0", "mismatch"),
         ("Q8_0", "verified"),
     ]
-    assert merged.repetitions["x"].text == "old"
+    assert both.repetitions["x"].text == "old"
 
 
 def test_devices_and_packages_of_earlier_rows_stay() -> None:
     before = replace(measured(row()), device="a card and another card", versions={"torch": "2", "triton": "3"})
     for device, devices in (("another card", "a card and another card"), ("c", "a card and another card and c")):
         now = replace(measured(row()), device=device, versions={"torch": "2.1"})
-        merged = _merged(before, now, CATALOGUE)
-        assert merged.device == devices
-        assert merged.versions == {"torch": "2.1", "triton": "3"}
+        both = merged(before, now, CATALOGUE)
+        assert both.device == devices
+        assert both.versions == {"torch": "2.1", "triton": "3"}
 
 
 # ---- what a report says of one type ----------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_each_type_has_a_verdict_of_its_own() -> None:
     assert (runs.row_of(both, "Q8_0")["verdict"], runs.row_of(both, "Q8_0")["says"]) == ("mismatch", "wrote outside")
 
 
-def test_what_is_wrong_beyond_the_listed_failures_counts() -> None:
+def test_failures_beyond_the_listed_ones_count() -> None:
     listed = report()
     listed["rungs"][0]["details"][0]["failures"] = 3
     assert runs.row_of(listed, "Q4_0")["verdict"] == "mismatch"
@@ -209,7 +209,7 @@ def test_nothing_computed_is_no_verdict() -> None:
     assert runs.row_of(report(unverified=unverified), "Q8_0")["verdict"] == "verified"
 
 
-def test_a_kernel_whose_engine_is_not_there_is_not_run(tmp_path: Path) -> None:
+def test_a_kernel_without_its_engine_is_not_run(tmp_path: Path) -> None:
     kernel = msgspec.structs.replace(CATALOGUE.engines[0].kernels[0], needs=("library.so",))
     (made, *_) = runs.run_kernel(CATALOGUE.engines[0], kernel, "cpu", [], tmp_path)
     assert made.verdict == runs.NOT_RUN
@@ -259,7 +259,7 @@ def test_values_are_those_of_the_file(of_values: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "rungs"), [("dequantize", ["values"]), ("product", ["blocks", "layers"])])
-def test_adapters_are_verified_on_drawn_data(name: str, rungs: list[str]) -> None:
+def test_adapters_are_verified_on_random_data(name: str, rungs: list[str]) -> None:
     options = Options(reference="none", probes="brief", progress=False)
     report = verify(Drawn(("Q4_0",), k=(64,)), f"{FOLDER / 'gguf_values.py'}:{name}", "cpu", options=options)
     assert [rung.name for rung in report.rungs] == rungs
@@ -311,7 +311,7 @@ SAID = {
 
 @pytest.mark.parametrize("cure", [False, True])
 @pytest.mark.parametrize("kind", SAID)
-def test_the_teaching_kernels_are_judged_as_their_page_says(tmp_path: Path, build: Any, kind: str, cure: bool) -> None:
+def test_verdicts_of_the_teaching_kernels_match_their_page(tmp_path: Path, build: Any, kind: str, cure: bool) -> None:
     """With the sources in `built`, as they are; nothing fetches them for a test."""
     source = FOLDER / "built" / "quant_gemm"
     header = source / "kernels" / "gemm" / "gemm_quant_formats.cuh"
@@ -333,7 +333,7 @@ def test_the_teaching_kernels_are_judged_as_their_page_says(tmp_path: Path, buil
     [r for r in page.load()["cpu"].rows if r.engine == "llama.cpp-quant-gemm" and "registers" not in r.says],
     ids=lambda r: f"{r.adapter}-{r.type}",
 )
-def test_each_of_its_adapters_is_judged_as_the_table_says(row: runs.Row) -> None:
+def test_verdicts_match_the_table(row: runs.Row) -> None:
     """But for registers, which only CUDA's compiler counts."""
     if not (FOLDER / "built" / "quant_gemm").exists():
         pytest.skip("llama.cpp-quant-gemm is not there: see examples/engines/build.py")

@@ -98,7 +98,7 @@ def test_reasons_are_a_file_of_reasons(tmp_path: Path) -> None:
         report.reasons(path)
 
 
-def test_tables_and_page_are_what_the_results_give() -> None:
+def test_tables_and_page_match_the_results() -> None:
     data = results.load(results.RESULTS)
     text = markdown.EVIDENCE.read_text()
     assert markdown.filled(text, report.tables(data), "mutation") == text

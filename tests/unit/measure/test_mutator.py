@@ -86,7 +86,7 @@ def test_ids_hold_a_place_and_an_operator() -> None:
         mutants[place].applied("x" + TEXTS[NAIVE])
 
 
-def test_operators_of_a_made_source() -> None:
+def test_operators_of_a_synthetic_source() -> None:
     """What each operator makes of a source that has one place for it."""
     text = (
         "struct alignas(4) B {\n    uint8_t qs[16];\n};\n"
@@ -110,7 +110,7 @@ def test_operators_of_a_made_source() -> None:
     assert {m.line for m in unobservable} == {1}
 
 
-def test_what_is_mutated() -> None:
+def test_mutated_sources() -> None:
     assert {"common.cuh", "packed.cuh", "quantize/q8_1.cuh", "pack/weights.cu", "formats/q4_0.cuh", NAIVE} <= set(FILES)
     assert not any("host" in f or f == "hopper.cuh" for f in FILES)
     for file in FILES:

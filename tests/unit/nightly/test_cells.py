@@ -20,7 +20,7 @@ from gguf_verify_nightly.config import read_config
 from gguf_verify_nightly.history import History
 from gguf_verify_nightly.night import Settings, run_night
 from gguf_verify_nightly.outcomes import cell_of
-from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.records import Cell, Failed, Key, Measure, Night, Outcome
 from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
 from tests.support.processes import gone, wait_until
@@ -111,6 +111,9 @@ def test_every_outcome(tmp_path: Path) -> None:
     assert held["mismatch"].report is not None
     assert held["mismatch"].report.rungs[2].n_failures == 4
     assert held["mismatch"].report.verdict == "mismatch"
+    assert held["mismatch"].failed == Failed("layers", "", "blk.0 3", "kernel", 4)
+    assert {cell.failed for cell in (held["pass"], held["contradicts"], held["segv"])} == {None}
+    assert held["fault"].failed == Failed("layers", place="SIGSEGV", kind="broken off, environment")
     lines = text_of(NightKind.NIGHT, NightReport((night,)))
     assert f"{len(OUTCOMES)} cells, 3 verified, 1 waived, 4 mismatch" in lines
     assert "Traceback" not in lines

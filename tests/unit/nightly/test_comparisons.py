@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from gguf_verify_nightly.compare import Comparison, compare
-from gguf_verify_nightly.records import Cell, Key, Night, Outcome
+from gguf_verify_nightly.records import Cell, Failed, Key, Night, Outcome
 from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.significance import LEAST_NIGHTS, drifts, judge_times
 from tests.support.shown import text_of
@@ -65,6 +65,32 @@ def test_another_fault_in_a_red_cell_is_not_silent() -> None:
     again = compare(nights[:2], nights[1], nights[2])
     assert keys_of(again.still_failing) == [KEY.prompt]
     assert (again.other_failures, again.exit_code()) == ((), 1)  # red is no pass, however long it has been red
+
+
+FAILED = Failed("layers", "blk.0.ffn_up", "row 1, block 2, token 0", "kernel, wrong-sign", 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ((FAILED, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row 1 of blk.0 is incorrect"), True),
+        *(((FAILED, "wrong"), (FAILED._replace(**{name: value}), "wrong"), False) for name, value in
+          (("check", "tokens"), ("tensor", "blk.1"), ("place", "row 2"), ("kind", "kernel"), ("number", 5))),
+        ((None, "died of SIGSEGV: x"), (None, "died of SIGSEGV: y"), False),
+        ((None, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row blk.0, 1 is incorrect"), True),
+        ((None, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row blk.0, 2 is incorrect"), False),
+    ],
+)  # fmt: skip
+def test_a_failure_that_is_worded_otherwise_is_the_same(
+    old: tuple[Failed | None, str], new: tuple[Failed | None, str], same: bool
+) -> None:
+    before, after = (
+        night_of(i, [dataclasses.replace(cell_for(outcome=Outcome.MISMATCH), failed=failed, reason=reason)])
+        for i, (failed, reason) in enumerate((old, new), 1)
+    )
+    found = compare([before], before, after)
+    assert (len(found.still_failing), len(found.other_failures)) == ((1, 0) if same else (0, 1))
+    assert found.exit_code() == 1
 
 
 def test_a_cell_that_comes_and_goes_is_named_so() -> None:

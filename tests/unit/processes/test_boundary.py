@@ -1,4 +1,4 @@
-"""Why there is no boundary on a machine, and what is bound on this one."""
+"""Reasons for a missing boundary on a machine, and the folders that are bound on this one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 def test_it_does_not_run(bwrap: Path, says: str, why: str) -> None:
-    """One line says why, and how namespaces are allowed; the guard takes its place unless it was asked for."""
+    """One line says why, and how namespaces are allowed; the guard takes its place unless bubblewrap was requested."""
     bwrap.write_text(f'#!/bin/sh\necho "bwrap: {says}" >&2\nexit 1\n')
     bwrap.chmod(0o755)
     fault = boundary.fault()
@@ -60,7 +60,7 @@ def test_it_is_not_installed(bwrap: Path) -> None:
     assert boundary.fault() == "bubblewrap is not installed"
 
 
-def test_what_is_bound_lies_in_no_folder_that_is_bound() -> None:
+def test_bound_folders_are_disjoint_and_read_only() -> None:
     """Each folder once, none as a whole that holds everything, and all of it read-only."""
     command = boundary.command(Confinement(shown=(Path("/"), Path("/usr/lib"))), Path("/own"), 5)
     pairs = [(command[i], command[i + 1]) for i in range(len(command)) if command[i].endswith("bind")]
@@ -97,7 +97,7 @@ def test_no_link_and_no_compiler_shows_a_home(tmp_path: Path, monkeypatch: pytes
     assert not [path for path in boundary.python() if home.is_relative_to(path)]
 
 
-def test_what_a_bubblewrap_has_mapped_that_a_process_started() -> None:
+def test_mappings_of_a_bubblewrap_that_the_process_started() -> None:
     """Only the one that makes the boundary is not the process's own: libraries can be loaded into any other."""
     need("bubblewrap")
     program = boundary.program()

@@ -1,4 +1,4 @@
-"""What a confined process can do, and that nothing of it is left, in each way to confine that this machine has."""
+"""The abilities of a confined process, and that nothing of it is left, in each way to confine that this machine has."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(why is not None, reason=f"{kind}: {why}"))
     for kind, why in LACKS.items()
 ]  # fmt: skip
-#: Of these tests: what is exceeded is reached soon.
+#: Small limits, which are soon exceeded.
 LIMITS = Limits(memory=1 << 30, processes=40, file_size=1 << 20, folder_size=8 << 20, log=1 << 20, cpu=600)
-#: What is denied fails so, or is not there.
+#: Results of denied calls, and of things that are not there.
 DENIED = {"PermissionError", "OSError", "FileNotFoundError", "ProcessLookupError"}
 
 
@@ -44,7 +44,7 @@ class Attempts:
         self.child = Spawned("tests.support.attempts", environment=variables, confined=confined)
 
     def says(self, expression: str) -> str:
-        """What came of it; "" where the process ended."""
+        """The result; "" where the process ended."""
         try:
             self.child.link.send_bytes(expression.encode())
             return self.child.link.recv_bytes().decode()
@@ -71,7 +71,7 @@ def attempts(kind: str, tmp_path: Path) -> Iterator[Attempts]:
 
 
 def test_files(attempts: Attempts, tmp_path: Path) -> None:
-    """It reads what it is shown, and writes into its own folder alone, which is gone with it."""
+    """It reads the files that it is shown, and writes only into its own folder, which is removed with it."""
     there = tmp_path / "shown" / "there"
     assert attempts.says(f"Path({str(there)!r}).read_text()") == "'x'"
     for path in (there, there.with_name("new"), CHECKOUT / "pyproject.toml", Path.home() / ".gguf-verify-test"):
@@ -133,7 +133,7 @@ def test_copies(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_named_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python, and what a variable lists, are found by names that lead through folders that are not there."""
+    """Python, and the folders that a variable lists, are found by names that lead through missing folders."""
     need("bubblewrap")
     (tmp_path / "libraries").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -149,7 +149,7 @@ def test_folders_that_are_named_by_others(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_is_kept(kind: str, tmp_path: Path) -> None:
-    """What a compiler makes is found there."""
+    """The output of a compiler is found there."""
     made = Attempts(Confinement(LIMITS, folder=tmp_path))
     assert made.says("(Path(os.environ['TMPDIR']) / 'made').write_text('x')") == "1"
     made.child.close()
@@ -180,7 +180,7 @@ def connected(family: int, address: Any) -> bool:
 
 
 def test_other_processes(attempts: Attempts) -> None:
-    """It cannot change the verifier's memory, nor what keeps it; inside the boundary they are not there."""
+    """It cannot change the verifier's memory, nor its keeper; inside the boundary they are not there."""
     for pid in (os.getpid(), attempts.child.pid):
         calls = [f"open('/proc/{pid}/mem', 'r+b')", f"open('/proc/{pid}/fd/2', 'w')",
                  f"open('/proc/{pid}/oom_score_adj', 'w')"]  # fmt: skip
@@ -206,7 +206,7 @@ def test_other_processes(attempts: Attempts) -> None:
     ],
 )  # fmt: skip
 def test_system_calls(attempts: Attempts, number: int, what: str) -> None:
-    """What is not in the list fails with EPERM, whatever its arguments; no list has it."""
+    """Calls that are not in the list fail with EPERM, whatever their arguments; no list has these."""
     if os.uname().machine != "x86_64":
         pytest.skip("these are the numbers of x86-64")
     libc = "ctypes.CDLL(None, use_errno=True)"
@@ -224,7 +224,7 @@ def test_system_calls(attempts: Attempts, number: int, what: str) -> None:
         ("bool(resource.prlimit(0, resource.RLIMIT_CORE)) + 0", "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)"),
     ],
 )  # fmt: skip
-def test_what_reaches_others_who_use_the_same(attempts: Attempts, tmp_path: Path, allowed: str, denied: str) -> None:
+def test_calls_that_reach_other_processes(attempts: Attempts, tmp_path: Path, allowed: str, denied: str) -> None:
     """No lease that makes others wait, no owner of signals, no socket that sends to any address, no other's limits."""
     shown = f"os.open({str(tmp_path / 'shown')!r}, os.O_RDONLY)"
     names = "[fcntl := __import__('fcntl'), {}][1]"
@@ -245,7 +245,7 @@ def test_privileges(attempts: Attempts) -> None:
     assert found["NoNewPrivs"].strip() == "1"
 
 
-def test_what_it_is_given(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_descriptors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable that may be a secret, and no descriptor but its socket."""
     monkeypatch.setenv("SOME_TOKEN", "secret")
     monkeypatch.setenv("LD_PRELOAD", "")
@@ -262,7 +262,7 @@ def test_what_it_is_given(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sessions", [False, True])
 def test_nothing_is_left(attempts: Attempts, sessions: bool) -> None:
-    """However what it started hides: in sessions of its own, deaf to signals."""
+    """However its children hide: in sessions of their own, deaf to signals."""
     attempts.says(f"forks(5, 600, {sessions})")
     before = below(attempts.child.pid)
     assert len(before) >= 6
@@ -271,7 +271,7 @@ def test_nothing_is_left(attempts: Attempts, sessions: bool) -> None:
 
 
 def test_nothing_is_left_of_one_that_ends(attempts: Attempts) -> None:
-    """What an ended process had started is ended, too."""
+    """The children of an ended process are ended, too."""
     attempts.says("forks(5, 600)")
     before = below(attempts.child.pid)
     assert attempts.says("os._exit(3)") == ""
@@ -279,7 +279,7 @@ def test_nothing_is_left_of_one_that_ends(attempts: Attempts) -> None:
     assert gone(before)
 
 
-def test_a_signal_is_told(attempts: Attempts) -> None:
+def test_a_signal_is_reported(attempts: Attempts) -> None:
     assert attempts.says("os.abort()") == ""
     assert attempts.child.wait(60) == -6
 
@@ -301,23 +301,40 @@ def below(pid: int) -> list[int]:
     ],
 )
 def test_limits_of_all(attempts: Attempts, exceeds: str, reason: str) -> None:
-    """What exceeds one is killed with all that it started, and the reason is known."""
+    """A process that exceeds one is killed with all its children, and the reason is known."""
     attempts.says(exceeds)
     assert wait_until(lambda: attempts.child.wait(0) is not None)
     assert attempts.child.stopped_for == reason
     assert attempts.says("1") == ""
 
 
-def test_memory_of_all(kind: str) -> None:
-    """Each process within the limit, together above it."""
-    made = Attempts(Confinement(replace(LIMITS, memory=256 << 20)))
+def stopped_for(line: str, mebibytes: int) -> str | None:
+    """Why a process with this limit of memory was stopped that runs a line."""
+    made = Attempts(Confinement(replace(LIMITS, memory=mebibytes << 20)))
     try:
-        line = "[os.fork() or holds(100 << 20) for _ in range(4)]"
         made.says(line)
         assert wait_until(lambda: made.child.wait(0) is not None)
-        assert made.child.stopped_for == "took more than 256 MiB of memory"
+        return made.child.stopped_for
     finally:
         made.child.close()
+
+
+MAPPED = "(mmap := __import__('mmap')).mmap(-1, 1 << 36, 0x4000 | mmap.MAP_PRIVATE, mmap.PROT_READ)"
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "line"),
+    [
+        pytest.param(256, "[os.fork() or holds(100 << 20) for _ in range(4)]", id="of all together, each below it"),
+        pytest.param(
+            32, f"[(m := {MAPPED}), m.madvise(15), [m[i] for i in range(0, 1 << 36, 1 << 21)], time.sleep(60)]",
+            id="of page tables, though no page holds anything",
+        ),
+    ],
+)  # fmt: skip
+def test_memory_counts(kind: str, mebibytes: int, line: str) -> None:
+    """With and without a control group."""
+    assert stopped_for(line, mebibytes) == f"took more than {mebibytes} MiB of memory"
 
 
 @pytest.mark.parametrize("way", ["in_files()", "in_pipes()", "in_sockets()"])
@@ -325,25 +342,7 @@ def test_memory_that_is_no_process_s_own(way: str) -> None:
     """It counts where there are control groups."""
     need("bubblewrap")
     need("memory groups")
-    made = Attempts(Confinement(replace(LIMITS, memory=32 << 20)))
-    try:
-        made.says(way)
-        assert wait_until(lambda: made.child.wait(0) is not None)
-        assert made.child.stopped_for == "took more than 32 MiB of memory"
-    finally:
-        made.child.close()
-
-
-def test_memory_of_page_tables(kind: str) -> None:
-    """It counts with and without a control group, though no page holds anything."""
-    made = Attempts(Confinement(replace(LIMITS, memory=32 << 20)))
-    try:
-        mapped = "(mmap := __import__('mmap')).mmap(-1, 1 << 36, 0x4000 | mmap.MAP_PRIVATE, mmap.PROT_READ)"
-        made.says(f"[(m := {mapped}), m.madvise(15), [m[i] for i in range(0, 1 << 36, 1 << 21)], time.sleep(60)]")
-        assert wait_until(lambda: made.child.wait(0) is not None)
-        assert made.child.stopped_for == "took more than 32 MiB of memory"
-    finally:
-        made.child.close()
+    assert stopped_for(way, 32) == "took more than 32 MiB of memory"
 
 
 def test_limits_of_each(attempts: Attempts) -> None:
@@ -358,7 +357,7 @@ def test_limits_of_each(attempts: Attempts) -> None:
 
 
 def test_the_last_lines(attempts: Attempts) -> None:
-    """Of what it prints, the end is known."""
+    """The end of its output is known."""
     attempts.says("[print(i, flush=True) for i in range(30_000)] and 0")
     assert wait_until(lambda: attempts.child.last_lines(100)[-1:] == ["29999"])
     before = attempts.child.printed
@@ -387,7 +386,7 @@ def test_a_fork() -> None:
                 os.setsid()
                 __import__("time").sleep(600)
 
-        ours_alone = np.ones(LIMITS.memory + (1 << 20), np.uint8)  # what a fork inherits does not count as its own
+        ours_alone = np.ones(LIMITS.memory + (1 << 20), np.uint8)  # inherited memory does not count as a fork's own
         made = Forked(run, False, 60.0, Confinement(LIMITS))
         try:
             assert made.link.recv_bytes().decode() == "PermissionError PermissionError PermissionError /dev/null"
@@ -430,7 +429,7 @@ def test_turned_off(tmp_path: Path) -> None:
 
 
 def test_modes() -> None:
-    """What is asked for and is not there is an error, and nothing else takes its place."""
+    """A requested sandbox that is not there is an error, and nothing else takes its place."""
     with pytest.raises(UsageError, match="unknown sandbox 'jail'"), sandbox.sandboxed("jail"):
         pass
     for mode, why in LACKS.items():
@@ -457,7 +456,7 @@ def test_a_boundary_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox.forget()
 
 
-def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_protection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of systems that have less."""
     monkeypatch.setattr(boundary, "fault", lambda: "bubblewrap is not installed")
     hides = {"read your files", "see your processes"}
@@ -503,7 +502,7 @@ def test_dead_verifier(kind: str) -> None:
 
 
 def test_with_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CUDA needs is there; the system's settings stay as they are."""
+    """The devices of CUDA are there; the system's settings stay as they are."""
     monkeypatch.setattr(boundary, "_DEVICES", ("/dev/full",))
     made = Attempts(Confinement(LIMITS, devices=True))
     try:
@@ -517,7 +516,7 @@ def test_with_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made.child.close()
 
 
-def test_what_is_echoed_gives_no_commands(capfd: pytest.CaptureFixture[str]) -> None:
+def test_echoed_output_gives_no_commands(capfd: pytest.CaptureFixture[str]) -> None:
     """To a program that keeps standard error as its log, such as GitHub's."""
     made = Command([sys.executable, "-c", r"print('one\n::notice::VERIFIED\n  ::stop-commands::x')"], verbose=True)
     assert made.wait(60) == 0

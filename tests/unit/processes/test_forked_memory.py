@@ -19,7 +19,7 @@ from gguf_verify.support.sealed import mapped_here, of_fixed_size
 
 
 def shared_mappings() -> set[str]:
-    """What this process maps and writes together with others: lines of /proc/self/maps."""
+    """The writable shared mappings of this process: lines of /proc/self/maps."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line for line in lines if line.split()[1].startswith("rw") and line.split()[1].endswith("s")}
 

@@ -1,4 +1,4 @@
-"""Files that are handed to a process as descriptors: what it reads is what was opened, and it cannot change them."""
+"""Files that are passed to a process as descriptors: it reads the opened files, and cannot change them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = {"PermissionError", "OSError"}
 
 
 class Reader:
-    """A process that is given files, and what it knows of them."""
+    """A process that is given files, and the record of those files."""
 
     def __init__(self) -> None:
         variables = {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "harness")])}
@@ -39,7 +39,7 @@ class Reader:
         return self.child.link.recv_bytes().decode()
 
     def takes(self, *groups: Sequence[Mapped]) -> tuple[list[list[str]], str]:
-        """The paths that files have there, and what came of it."""
+        """The paths of the files there, and the result."""
         paths = self.given.give(*groups)
         self.child.link.send_bytes(f"take({self.given.announced()!r})".encode())
         self.given.hand_over(self.child.link)
@@ -79,7 +79,7 @@ def written(folder: Path, **texts: str) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def test_what_is_read_is_what_was_opened(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
+def test_the_opened_file_is_read(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
     """Files of one group lie side by side; where they lay, another file may be by now."""
     first, second = written(tmp_path / "a", one="1", two="2")
     files = opened(stack, first, second)
@@ -166,7 +166,7 @@ def test_many_files(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
     assert (said, reader.reads(few[1])) == ("None", "'1'")
 
 
-def test_names_of_files_in_what_it_says(stack: ExitStack, tmp_path: Path) -> None:
+def test_file_names_in_messages(stack: ExitStack, tmp_path: Path) -> None:
     given = Given()
     ((one,), (two,)) = given.give(*(opened(stack, *written(tmp_path / name, m="")) for name in ("a", "b 'c'")))
     said = f"cannot read '{one}', nor {two.replace('/m', '/m2')}: given/77/m"
@@ -174,7 +174,7 @@ def test_names_of_files_in_what_it_says(stack: ExitStack, tmp_path: Path) -> Non
     assert given.named(f"in /tmp/own/given-1/{one}") == f"in {tmp_path}/a/m"
 
 
-def test_naming_takes_time_linear_in_what_it_says(stack: ExitStack, tmp_path: Path) -> None:
+def test_naming_is_linear_in_the_message(stack: ExitStack, tmp_path: Path) -> None:
     given = Given()
     given.give(opened(stack, *written(tmp_path, m="")))
     began = time.monotonic()

@@ -86,7 +86,7 @@ def test_every_verdict(name: str, level: str, words: str) -> None:
 
 def test_only_operations_that_are_known_are_compared() -> None:
     shown = of_bisection.of(bisections()["new operation"])
-    assert [(change.label, change.utilisation) for change in shown.changes] == [("first bad", 9.5)]
+    assert [(label, seen.utilisation) for label, _, seen in shown.changes] == [("first bad", 9.5)]
 
 
 def test_every_writer() -> None:

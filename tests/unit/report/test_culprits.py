@@ -19,7 +19,7 @@ from gguf_verify.rungs import RUNGS
 from gguf_verify.support.errors import Culprit
 from gguf_verify_nightly.outcomes import cell_of
 from gguf_verify_nightly.records import Key, Night
-from gguf_verify_nightly.report import junit
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
 from tests.support import records
 from tests.support.shown import json_of, text_of, written
@@ -74,7 +74,7 @@ def test_every_report_names_them(tmp_path: Path, case: str) -> None:
     path.write_text(json.dumps(said))
     cell = cell_of(KEY, Ended(report.exit_code, 1.0, ()), path, 60.0, None, False)
     night = Night(1, "2026-10-01T01:30:00+00:00", None, "n.toml", (KEY,), {KEY: cell})
-    assert words in html.unescape(junit.render(NightReport((night,))))
+    assert words in html.unescape(str(written("--junit", NightKind.NIGHT, NightReport((night,)))))
 
 
 def test_a_pass_names_nobody() -> None:

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 import gguf_verify
-from gguf_verify.audit import Audit
-from gguf_verify.audit.record import AuditHeader
+from gguf_verify.audit.record import Audit, AuditHeader
 from gguf_verify.captured import Judged
 from gguf_verify.identification import IdentifyHeader, IdentifyReport
 from gguf_verify.report.json import of_run
@@ -127,7 +126,7 @@ def test_html_is_escaped_short_and_loads_nothing() -> None:
     assert "\u202e" not in made
     assert "://" not in made
     assert len(made) < 6000
-    for words in ("mismatch", "the kernel (1,000)", "Fix: swap them", "got 2.5", "byte 4096", "--only-call"):
+    for words in ("mismatch", "the kernel (1,000)", "Fix: swap them", "got 2.5", "bytes 4096-4176", "--only-call"):
         assert words in made
     assert "verified" in right()._repr_html_()
 

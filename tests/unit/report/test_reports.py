@@ -21,17 +21,15 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.report import card, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
 from gguf_verify.report.html import run as of_run
-from gguf_verify.report.markdown.page import LIMIT
+from gguf_verify.report.markdown import LIMIT
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.options import Options
-from gguf_verify.results.products import EmbeddingRecord, TypeEnvelope
+from gguf_verify.results.products import DrawnData, EmbeddingRecord, TensorValues, TypeEnvelope
 from gguf_verify.results.report import Report
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower, compare
 from gguf_verify_nightly.records import Cell, Key, Night, Outcome
 from gguf_verify_nightly.report import html as of_night
-from gguf_verify_nightly.report import junit
-from gguf_verify_nightly.report import markdown as night_markdown
 from gguf_verify_nightly.report import schema as night_schema
 from gguf_verify_nightly.report.terminal import night_lines
 from gguf_verify_nightly.report.writers import NightKind
@@ -59,6 +57,14 @@ WRONG = nights.gemm_names(21)[8]
 @cache
 def junit_schema() -> xmlschema.XMLSchema:
     return xmlschema.XMLSchema(str(schema.SCHEMAS / "junit.xsd"))
+
+
+def junit_of(found: NightReport) -> str:
+    return str(written("--junit", NightKind.NIGHT, found))
+
+
+def markdown_of(found: NightReport) -> str:
+    return str(written("--markdown", NightKind.NIGHT, found))
 
 
 def hostile_night(**fields: object) -> NightReport:
@@ -107,12 +113,12 @@ def test_a_waived_cell_is_skipped_with_its_reason() -> None:
     night = replace(history(1)[0], planned=(key, other), cells=cells)
     assert night.exit_code == 0
     assert (verdict(night).word, verdict(night).level) == ("verified with 1 waived", "warn")
-    made = junit.render(NightReport((night,)))
+    made = junit_of(NightReport((night,)))
     junit_schema().validate(made)
     root = ET.fromstring(made)
     assert [s.get("skipped") for s in root] == ["1"]
     assert root.find("testsuite/testcase/skipped").get("message") == words
-    for render in (night_markdown.render, of_night.render):
+    for render in (markdown_of, of_night.render):
         assert "issue 42" in render(NightReport((night,)))
     wrong = replace(night, cells=cells | {other: cell(other, 1, Outcome.MISMATCH)})
     assert wrong.exit_code == 1
@@ -125,7 +131,7 @@ def test_no_other_outcome_is_a_pass(outcome: Outcome) -> None:
     night = replace(history(1)[0], planned=(key,), cells={key: cell(key, 1, outcome)})
     assert verdict(night).word == "not everything verified"
     assert verdict(night).level != "good"
-    case = ET.fromstring(junit.render(NightReport((night,)))).find("testsuite/testcase")
+    case = ET.fromstring(junit_of(NightReport((night,)))).find("testsuite/testcase")
     assert case is not None
     assert case.find("failure" if outcome is Outcome.MISMATCH else "error") is not None
 
@@ -135,17 +141,17 @@ def test_vanished_is_never_a_pass() -> None:
     key = keys()[0]._replace(variant="0.3.30")
     gone = Comparison(1, 2, vanished=(Change(key, Outcome.VERIFIED, None, "verified, now gone"),))
     assert verdict(quiet, gone).word == "regression"
-    suites = ET.fromstring(junit.render(NightReport((quiet,), gone))).findall("testsuite")
+    suites = ET.fromstring(junit_of(NightReport((quiet,), gone))).findall("testsuite")
     assert [s.get("errors") for s in suites if s.get("name") == "0.3.30"] == ["1"]
 
 
 def test_nothing_run_is_no_pass() -> None:
     night = replace(history(1)[0], planned=(), cells={})
     assert verdict(night).word == "nothing was run"
-    root = ET.fromstring(junit.render(NightReport((night,))))
+    root = ET.fromstring(junit_of(NightReport((night,))))
     assert root.find("testsuite/testcase/error") is not None
-    junit_schema().validate(junit.render(NightReport((night,))))
-    for render in (night_markdown.render, of_night.render):
+    junit_schema().validate(junit_of(NightReport((night,))))
+    for render in (markdown_of, of_night.render):
         assert "othing was run" in render(NightReport((night,)))
     with pytest.raises(ValueError, match="no night"):
         NightReport(())
@@ -220,7 +226,7 @@ def test_schema_refuses(i: int) -> None:
 
 
 def test_junit_validates() -> None:
-    made = junit.render(report())
+    made = junit_of(report())
     junit_schema().validate(made)
     root = ET.fromstring(made)
     assert [s.get("name") for s in root] == ["installed", "0.3.35"]
@@ -239,14 +245,14 @@ def test_junit_validates() -> None:
      ('classname="', 'class="'), ('name="Q4_0 · cpu · story · installed"', 'name=""')],
 )  # fmt: skip
 def test_junit_schema_refuses(old: str, new: str) -> None:
-    made = junit.render(report())
+    made = junit_of(report())
     assert old in made
     made = made.replace(old, new).replace("</failure", "</skipped" if "skipped" in new else "</failure")
     assert not junit_schema().is_valid(made)
 
 
 def test_junit_of_hostile_names() -> None:
-    made = junit.render(hostile_night())
+    made = junit_of(hostile_night())
     junit_schema().validate(made)
     root = ET.fromstring(made.encode())
     assert any("\\u202eweight" in (case.get("classname") or "") for case in root.iter("testcase"))
@@ -283,7 +289,7 @@ def test_lines_count_what_they_leave_out() -> None:
 
 
 def test_markdown() -> None:
-    made = night_markdown.render(report())
+    made = markdown_of(report())
     assert made.startswith("## ❌ Regression\n")
     assert made.index("What changed") < made.index("<details>")
     assert made.count("<details>") == made.count("</details>") == 2
@@ -291,7 +297,7 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_hostile_names() -> None:
-    made = night_markdown.render(hostile_night())
+    made = markdown_of(hostile_night())
     assert len(made.encode()) < LIMIT
     assert "&#60;script&#62;" in made
     for row in (line for line in made.splitlines() if line.startswith("|")):
@@ -307,7 +313,7 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
     night = replace(history(1)[0], planned=planned, cells={})
     some = listed if many == "changed" else listed[:1]
     compared = Comparison(0, 1, new_failures=tuple(Change(key, Outcome.VERIFIED, None, "words") for key in some))
-    made = night_markdown.render(NightReport((night,), compared))
+    made = markdown_of(NightReport((night,), compared))
     assert len(made.encode()) < LIMIT < 65_536
     shown = made.count("new failures |" if many == "changed" else "⚠️ not run")
     assert f"… and {3000 - shown:,} more" in made
@@ -716,6 +722,29 @@ def test_html_of_a_run_that_broke_off() -> None:
     assert "llama.cpp died" in made
     assert "1 thing could not be checked" in made
     assert "cosine on the kernel's own" in made.replace("&#39;", "'")
+
+
+def test_html_counts_the_failures_of_every_kind_of_record_by_tensor() -> None:
+    """As the terminal does."""
+    found = run_result()
+    found.rungs[1].details = [TensorValues("blk.7.attn_q.weight", "Q4_0", 9, 5)]
+    found.rungs[1].fail(Failure("wrong", "blk.7.attn_q.weight"), 5)
+    made = page.run(found)
+    table = made[made.index('id="counts"') : made.index("</table>", made.index('id="counts"'))]
+    assert "<code>blk.7.attn_q.weight</code></th><td>Q4_0</td>" in table
+    assert table.count('data-v="5">5<') == 2
+    assert re.search(r"blk\.7\.attn_q\.weight +5\n", text_of(Kind.RUN, found))
+
+
+def test_a_pass_on_random_data_is_a_warning_in_every_report() -> None:
+    found = run_result()
+    found.drawn = DrawnData(seed=1, compared=True)
+    assert (found.verdict, found.exit_code) == ("verified on drawn data", 0)
+    assert found.words.startswith("verified on random data (no model)")
+    assert card_texts(found)[0].startswith("VERIFIED ON RANDOM DATA (NO MODEL)")
+    assert card.card(found).items[0].shade == "warn-fill"
+    assert 'class="verdict warn"' in page.run(found)
+    assert written("--markdown", Kind.RUN, found).startswith("## ⚠️ Verified on random data")
 
 
 # ---- colours ---------------------------------------------------------------------------------------------------------

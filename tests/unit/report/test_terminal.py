@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gguf_verify.cli import common
-from gguf_verify.cli.runs.live import Live
+from gguf_verify.cli.runs.verify import Live
 from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.failures import Failure, Unverified
@@ -172,8 +172,11 @@ def test_failures_by_tensor() -> None:
     report = failing()
     names = [f"blk.{i}.attn_q.weight" for i in range(9)]
     report.rungs[1].details = []
-    report.rungs[1].failures = [Failure("wrong", name) for name in names]
-    report.rungs[1].n_failures = 40
+    report.rungs[1].failures, report.rungs[1].failing = [], {}
+    report.rungs[1].n_failures = 0
+    for name in names:
+        report.rungs[1].fail(Failure("wrong", name))
+    report.rungs[1].fail_more("kernel", 31, "")
     lines = piped(report)
     start = lines.index(next(line for line in lines if line.startswith("failures by tensor")))
     table = [line.split() for line in lines[start + 1 : start + 8]]

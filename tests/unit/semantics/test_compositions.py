@@ -15,8 +15,7 @@ from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.semantics.accumulation import SCORE_LIMIT, accumulation_of
 from gguf_verify.semantics.declared import DECLARABLE, composed, declaration, declared
 from gguf_verify.semantics.definition import Semantics
-from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS, SEMANTICS, TERMS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.narrow import BFLOAT16, HALF, stored
@@ -25,8 +24,7 @@ from gguf_verify.semantics.overflow import range_problem
 from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.sums import Product
 from gguf_verify.semantics.tensor_cores import probed
-from gguf_verify.semantics.terms import TERMS
-from gguf_verify.semantics.values import weights_of
+from gguf_verify.semantics.terms.values import ValueTerm
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.narrow_sums import HALF_SUMS, Doubles, half, in_tensor_cores, toward_zero
 
@@ -64,7 +62,8 @@ def one_code_off(fmt: BlockFormat, w: Bytes) -> Bytes:
 def values(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> tuple[Doubles, Doubles]:
     """The operands as such a kernel multiplies them."""
     inner = semantics.inside or semantics
-    return inner.values_of(inner.bytes_of(x)).astype(np.float64), weights_of(inner.term, fmt, w)[0]
+    assert isinstance(inner.term, ValueTerm)
+    return inner.values_of(inner.bytes_of(x)).astype(np.float64), inner.term.values(fmt, w)[0]
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------------

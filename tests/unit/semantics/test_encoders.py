@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.semantics.encodings.mmq_d4 import encode_mmq_d4
-from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
-from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.definitions.mmq import encode_mmq
+from gguf_verify.semantics.definitions.mmq_d4 import encode_mmq_d4
+from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.definitions.q8_1_cpu import encode_q8_1_cpu
+from gguf_verify.semantics.definitions.q8_k_cpu import encode_q8_k
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
-from gguf_verify.semantics.encodings.q8_1_cpu import encode_q8_1_cpu
-from gguf_verify.semantics.encodings.q8_k_cpu import encode_q8_k
 from tests.support.exact_products import (
     ACTIVATIONS,
     QK,

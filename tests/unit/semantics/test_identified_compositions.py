@@ -20,7 +20,7 @@ from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
-from gguf_verify.semantics.values import weights_of
+from gguf_verify.semantics.terms.values import ValueTerm
 from tests.support.exact_products import real_weights
 from tests.support.narrow_sums import in_pairs, in_tensor_cores
 
@@ -61,7 +61,8 @@ def test_sums_are_identified_of_kernels_that_have_halves_alone() -> None:
     """A bound of sums in half holds much that is wrong: who declares float32 alone is not told of it."""
     form, says = FORMATS["Q4_0"], declared("f16")
     w, x = real_weights(form, 16, 256), known_inputs(4, 256)
-    a, b = says.values_of(says.bytes_of(x)).astype(np.float64), weights_of(says.term, form, w)[0]
+    assert isinstance(says.term, ValueTerm)
+    a, b = says.values_of(says.bytes_of(x)).astype(np.float64), says.term.values(form, w)[0]
     y = in_pairs(a, b).astype(np.float32)
     assert not judge(y, product(says, form, w, says.bytes_of(x))).passed
     found = identify_kernel(says, form, w, x, y, own=says)

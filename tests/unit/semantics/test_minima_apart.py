@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.diagnosis import diagnose
+from gguf_verify.diagnosis.diagnose import diagnose
 from gguf_verify.diagnosis.identify import identify
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.rungs.generated_inputs import drawn, special

@@ -26,7 +26,6 @@ from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.rounding import add_rounded, chain_rounded
 from gguf_verify.semantics.sums import gamma
-from gguf_verify.semantics.terms_of_blocks import finite_scales
 from tests.support.exact_products import (
     IDS,
     LEGACY,
@@ -303,7 +302,7 @@ def test_blocks_whose_scales_a_definition_holds_have_finite_products(name: str, 
     except ValueError:
         pytest.skip("not defined")
     blocks = any_blocks(fmt, 512, 3)
-    finite = finite_scales(semantics, fmt, blocks)
+    finite = semantics.term.finite_scales(fmt, blocks)
     x = np.ones((1, fmt.block_size), np.float32)
     with np.errstate(all="ignore"):
         made = product(semantics, fmt, blocks, semantics.bytes_of(x)).exact[0]

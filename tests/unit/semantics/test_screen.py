@@ -11,16 +11,15 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.rungs.generated_inputs import any_bits, any_blocks
-from gguf_verify.semantics import screen, terms_of_blocks
+from gguf_verify.semantics import screen
 from gguf_verify.semantics.declared import DECLARABLE, composed, declared
 from gguf_verify.semantics.definition import Semantics, quantized_inside
-from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS, SEMANTICS, TERMS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import _LOOKED_AT, judge
 from gguf_verify.semantics.order import ASCENDING, Order
 from gguf_verify.semantics.screen import screened
-from gguf_verify.semantics.terms import TERMS
+from gguf_verify.semantics.terms import codes
 
 N, M, BLOCKS = 24, 3, 4
 
@@ -68,7 +67,7 @@ def test_bound_and_spread_are_never_larger(semantics: Semantics, formats: list[B
     for fmt in formats:
         w, x = operands(semantics, fmt)
         inner = semantics.inside or semantics
-        order = ASCENDING if inner.order_known and not inner.term.minima_apart else None
+        order = ASCENDING if inner.order_known else None
         whole, quick = product(semantics, fmt, w, x, order), screened(semantics, fmt, w, x, order)
         if quick.of_rows is None:
             assert np.array_equal(quick.exact, whole.exact, equal_nan=True)
@@ -133,7 +132,7 @@ def test_the_bits_do_not_depend_on_how_many_terms_are_taken_together(
     w, x = operands(semantics, fmt)
     together = product(semantics, fmt, w, x, order).ordered
     for outputs in (1, 3):
-        monkeypatch.setattr(terms_of_blocks, "_ELEMENTS", outputs * N * M)
+        monkeypatch.setattr(codes, "_ELEMENTS", outputs * N * M)
         made = screened(semantics, fmt, w, x, order).ordered
         assert together is not None
         assert made is not None

@@ -36,7 +36,7 @@ def float32_terms(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) ->
     values = 16 if fmt.group == 16 else 32
     wb, xb = w.reshape(len(w), -1, fmt.block_bytes), x.reshape(len(x), -1, a.block_bytes)
     q = fmt.codes(wb).astype(np.float32).reshape(len(w), -1, values)
-    if semantics.term.integer_offset(fmt):
+    if semantics.term.offset(fmt):
         q -= np.float32(fmt.offset)
     q_a = a.codes(xb).astype(np.float32).reshape(len(x), -1, values)
     sums = np.matmul(q_a.transpose(1, 0, 2), q.transpose(1, 2, 0))

@@ -1,4 +1,4 @@
-"""Where builds are kept, what is taken from there, and how much."""
+"""The folder of builds: its place, its entries and its size."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _file(of: str) -> Path:
     return found
 
 
-def test_what_was_kept_is_taken(home: Path) -> None:
+def test_a_kept_entry_is_taken(home: Path) -> None:
     assert cache.taken(("a",), ".so") is None
     cache.kept(("a",), ".so", b"content")
     assert cache.taken(("a",), ".so") == b"content"
@@ -144,7 +144,7 @@ def test_what_was_kept_is_taken(home: Path) -> None:
 
 @pytest.mark.parametrize("of", ["index", "content"])
 @pytest.mark.parametrize("how", ["replaced", "cut short", "empty", "gone", "a link", "a folder", "a pipe", "writable"])
-def test_what_is_not_as_it_was_kept_is_not_taken(
+def test_a_changed_entry_is_not_taken(
     home: Path, tmp_path: Path, of: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gguf_verify")
@@ -159,7 +159,7 @@ def test_what_is_not_as_it_was_kept_is_not_taken(
         path.write_bytes(b"x" + was[1:])
     elif how in ("cut short", "empty"):
         path.write_bytes(was[:-1] if how == "cut short" else b"")
-    elif how == "a link":  # to what would be taken
+    elif how == "a link":  # to a valid entry
         (tmp_path / "beside").write_bytes(was)
         path.symlink_to(tmp_path / "beside")
     elif how == "a folder":
@@ -168,7 +168,7 @@ def test_what_is_not_as_it_was_kept_is_not_taken(
         os.mkfifo(path)
     assert cache.taken(("a",), ".so") is None
     assert [str(path) in record.getMessage() for record in caplog.records] == ([] if how == "gone" else [True])
-    if how != "a folder":  # which nobody can replace by a file
+    if how != "a folder":  # which no file can replace
         cache.kept(("a",), ".so", b"content")
         assert cache.taken(("a",), ".so") == b"content"
 
@@ -187,7 +187,7 @@ def test_a_full_disk_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_on_a_full_disk_the_temporary_folder_takes_its_place(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else every build would be made again whenever it is used. Another cache is not affected."""
+    """Otherwise every build would be repeated at each use. Another cache is not affected."""
     place, kept = os.replace, cache.cache_dir()
 
     def full(source: str, target: Path) -> None:
@@ -224,7 +224,7 @@ def _aged(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_was_used_longest_ago_goes_first(home: Path) -> None:
+def test_the_least_recently_used_goes_first(home: Path) -> None:
     for i in range(4):
         cache.kept((str(i),), ".so", bytes([i]) * 5000)  # two pages, and one for its index
     for path in cache.index_folder().iterdir():
@@ -244,7 +244,7 @@ def test_writing_keeps_the_cache_small(home: Path, monkeypatch: pytest.MonkeyPat
     assert cache.taken(("39",), ".so") is not None
 
 
-def test_what_killed_writers_left_goes_after_a_day(home: Path) -> None:
+def test_files_of_killed_writers_go_after_a_day(home: Path) -> None:
     cache.kept(("a",), ".so", b"content")
     folder = cache.index_folder()
     for name in (".part-old", ".part-new"):

@@ -102,6 +102,6 @@ def test_a_pattern_of_one_name(name: str) -> None:
     assert not re.search(pattern_of("blk.0"), "blkx0")
 
 
-def test_what_is_shown_can_be_pasted_and_holds_no_control_character() -> None:
+def test_shown_text_can_be_pasted_and_has_no_control_character() -> None:
     assert shown(r"--tensor 'a\.b'") == r"--tensor 'a\.b'"
     assert shown("a\x1b[31m\u202e").isprintable()

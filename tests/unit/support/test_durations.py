@@ -24,13 +24,13 @@ def test_a_time_in_words(text: str, seconds: float, words: str) -> None:
     "text",
     ["", "0", "0s", "-1", "+2m", "m", "2 m", "2M", "2d", "1h30m", "nan", "inf", "1e3", "٣", "9" * 400, "\x1b[2J"],
 )
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration above 0, such as 90, 90s, 2m or 1h") as caught:
         seconds_of(text)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 100
 
 
-def test_what_can_take_so_long() -> None:
+def test_limits_of_durations() -> None:
     assert is_duration(MOST_SECONDS)
     assert not any(map(is_duration, (0.0, -1.0, float("nan"), float("inf"), 2 * MOST_SECONDS)))

@@ -1,4 +1,4 @@
-"""What is printed where no terminal is: a log whose lines are no commands of GitHub Actions or its kin."""
+"""Output where there is no terminal: a log whose lines are no commands of GitHub Actions or similar systems."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
 
 
 class Kept:
-    """Stands for a connection, and keeps what is sent over it."""
+    """Stands for a connection, and keeps the messages."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -71,7 +71,7 @@ def test_large_arrays_pass_beside_the_socket(
         theirs.taken()
 
 
-def test_what_a_library_puts_into_place_is_not_copied(handle: int) -> None:
+def test_arrays_in_place_are_not_copied(handle: int) -> None:
     lane = Lane(handle, mapped=True)
     first, second = lane.empty(50_000), lane.empty(50_000).view(np.float32)
     first[:], second[:] = 3, 5
@@ -103,7 +103,7 @@ def test_a_lane_that_was_closed(ends: tuple[Connection, Connection], tmp_path: P
             os.close(fd)
 
 
-def test_what_was_received_stays_as_it_was_checked(handle: int, ends: tuple[Connection, Connection]) -> None:
+def test_received_arrays_stay_as_checked(handle: int, ends: tuple[Connection, Connection]) -> None:
     theirs = Lane(handle, mapped=True)
     place = theirs.empty(LARGE.nbytes)
     place[:] = LARGE.reshape(-1).view(np.uint8)
@@ -113,7 +113,7 @@ def test_what_was_received_stays_as_it_was_checked(handle: int, ends: tuple[Conn
     assert got.tobytes() == LARGE.tobytes()
 
 
-def test_nobody_changes_its_size(handle: int) -> None:
+def test_its_size_is_fixed(handle: int) -> None:
     assert has_fixed_size(handle)
     for size in (0, SIZE - 1, SIZE + 1):
         with pytest.raises(PermissionError):
@@ -188,7 +188,7 @@ def test_places_under_way_are_not_given_again(steps: list[list[int] | None]) -> 
 
 
 def test_it_takes_the_memory_of_what_is_under_way() -> None:
-    """However large it is and however many messages pass, it holds what two of them need."""
+    """However large it is and however many messages pass, it uses the memory of two of them."""
     fd = of_fixed_size(1 << 34)
     try:
         lane = Lane(fd)

@@ -1,4 +1,4 @@
-"""Types of numbers by foreign texts; and that the project's sources hand NumPy and `re` no others."""
+"""Types of numbers from foreign texts; and that the project's sources pass NumPy and `re` no others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _constant(node: ast.expr) -> bool:
 
 
 def _dotted(node: ast.expr) -> str:
-    """The name of what is called, such as "np.lib.format.open_memmap"; of another value than a name, its last parts."""
+    """The name of a called function, such as "np.lib.format.open_memmap"; for other expressions its last parts."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -106,7 +106,7 @@ def test_no_source_breaks_a_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_a_rule_finds(rule: Rule) -> None:
+def test_each_rule_finds_its_example(rule: Rule) -> None:
     bad, good = RULES[rule]
     assert broken(bad, "x.py") == [(rule, "x.py:1")]
     assert broken(good, "x.py") == []

@@ -18,7 +18,7 @@ def python(code: str) -> str:
 
 
 def test_the_rest_of_the_package_is_not_run() -> None:
-    """And whoever imports it afterwards gets it as if nobody had."""
+    """A later ordinary import works as usual."""
     out = python(
         "import sys; from gguf_verify.support.partial_import import submodule\n"
         "part, other = submodule('gguf.constants'), submodule('gguf.quants')\n"
@@ -41,7 +41,7 @@ def test_threads_may_import_at_once() -> None:
     assert out == "True\n"
 
 
-def test_what_is_not_installed_is_said() -> None:
+def test_a_missing_module_is_named() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         submodule("no_such_package.part")
     with pytest.raises(ModuleNotFoundError, match=r"gguf\.no_such_part"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 
 from gguf_verify.cli.command import commands, find
 from gguf_verify.support import plugins
-from tests.support.tools import command_here
+from gguf_verify.support.errors import EXIT_ENVIRONMENT
+from tests.support.tools import assert_one_line, command_here
 
 
 def test_commands_of_other_packages_are_listed() -> None:
@@ -32,3 +35,33 @@ def test_an_entry_point_that_is_no_command_is_not_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints([point]))
     assert find("mine") is None
     assert "mine" not in commands()
+
+
+@pytest.fixture(params=["import no_such_module", "1 / 0", "COMMAND = None", "def ("])
+def broken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A distribution on the path that offers the command `mine`; the name of the error of its module."""
+    metadata = tmp_path / "broken_extension-1.2.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-extension\nVersion: 1.2\n")
+    (metadata / "entry_points.txt").write_text(f"[{plugins.COMMANDS}]\nmine = broken_extension:COMMAND.of\n")
+    (tmp_path / "broken_extension.py").write_text(f"{request.param}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_extension", raising=False)
+    errors = {"import": "ModuleNotFoundError", "1": "ZeroDivisionError", "COMMAND": "AttributeError"}
+    return errors.get(request.param.split()[0], "SyntaxError")
+
+
+def test_a_package_that_cannot_be_imported_is_reported(broken: str) -> None:
+    done = command_here("--help")
+    assert done.returncode == 0
+    assert "gguf-verify nightly" in done.stdout
+    assert "gguf-verify mine" not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "the package broken-extension 1.2 cannot be imported" in line
+    assert f"{broken}: " in line
+    assert command_here("nightly", "--help").stderr == ""
+
+
+def test_its_command_ends_with_the_error(broken: str) -> None:
+    said = rf"^gguf-verify: mine \(.*\) of the package broken-extension 1.2 cannot be imported: {broken}: "
+    assert_one_line(command_here("mine", "--help"), EXIT_ENVIRONMENT, said)

@@ -1,14 +1,15 @@
-"""Lines and bars on standard error."""
+"""Bars, lines of a log and the current step on standard error."""
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
-from gguf_verify.support.progress import Lines, print_above_bars, progress_bar, under_way
+from gguf_verify.support.progress import Lines, Steps, print_above_bars, progress_bar, under_way
 
 
 class Terminal(io.StringIO):
@@ -17,11 +18,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_lines_stand_above_a_bar_that_is_shown(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+def test_lines_stand_above_a_bar_that_is_shown(late: bool) -> None:
     """A bar appears after a while only; until then a line must not show it."""
-    out = Terminal()
-    monkeypatch.setattr("sys.stderr", out)
-    with progress_bar("work", 9, "step", shown=True) as bar:
+    with redirect_stderr(Terminal()) as out, progress_bar("work", 9, "step", shown=True) as bar:
         if late:
             bar.start_t -= 100
             bar.update()
@@ -39,7 +38,7 @@ def test_lines_stand_above_a_bar_that_is_shown(monkeypatch: pytest.MonkeyPatch, 
 
 
 class Clock:
-    """A time that stands still until it is told to go on."""
+    """A time that only the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -50,9 +49,8 @@ class Clock:
 
 @contextmanager
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, Clock]]:
-    """Standard error is a file, and time goes on as it is told to."""
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stderr", out := io.StringIO())
+    """Standard error is a file, and only the test moves the time."""
+    with monkeypatch.context() as patch, redirect_stderr(io.StringIO()) as out:
         patch.setattr(Lines, "clock", staticmethod(clock := Clock()))
         yield out, clock
 
@@ -69,7 +67,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines[3].startswith("blocks: 100 % (8.00MB of 8.00MB), 68.3kB/s, 00:00 left")
 
 
-def test_what_was_done_before_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_ignores_earlier_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with logged(monkeypatch) as (log, clock), progress_bar("layers", 40, "GEMM", shown=True, initial=20) as bar:
         clock.now += 100
         bar.update(10)
@@ -87,7 +85,7 @@ def test_a_log_gets_nothing_of_what_is_soon_over(monkeypatch: pytest.MonkeyPatch
     assert log.getvalue() == "bytes: 6.00B, 0.20B/s\n"
 
 
-def test_nothing_is_shown_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with logged(monkeypatch) as (log, clock), progress_bar("bytes", 3, "B", shown=False) as bar:
         under_way(bar, "a")
         clock.now += 1000
@@ -95,12 +93,48 @@ def test_nothing_is_shown_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) ->
     assert not log.getvalue()
 
 
-def test_the_bar_names_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_names_what_is_under_way() -> None:
     """At once where the bar is shown, since that may take long; not before it is."""
-    monkeypatch.setattr("sys.stderr", out := Terminal())
-    with progress_bar("work", 9, "B", shown=True) as bar:
+    with redirect_stderr(Terminal()) as out, progress_bar("work", 9, "B", shown=True) as bar:
         under_way(bar, "early")
         assert not out.getvalue()
         bar.start_t -= 100
         under_way(bar, "blk.0.\x1b[31mffn")
         assert r"blk.0.\x1b[31mffn" in out.getvalue()
+
+
+# ---- the current step ------------------------------------------------------------------------------------------------
+
+
+class Quick(Steps):
+    """Steps without a delay."""
+
+    DELAY, PERIOD = 0.0, 0.01
+
+
+def waited_for(stream: io.StringIO, words: str) -> bool:
+    for _ in range(3000):
+        if words in stream.getvalue():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_step_is_shown_with_its_seconds_and_vanishes() -> None:
+    with redirect_stderr(Terminal()) as stream, Quick(True) as told:
+        told("compiling Q4_K for the CPU (2 of 3)")
+        assert waited_for(stream, "compiling Q4_K for the CPU (2 of 3) … 0 s")
+        told("importing my.py:gemm")
+        assert waited_for(stream, "importing my.py:gemm")
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("shown", "stream", "kind"), [(True, Terminal, Steps), (True, io.StringIO, Quick), (False, Terminal, Quick)]
+)
+def test_no_step_is_shown(shown: bool, stream: type[io.StringIO], kind: type[Steps]) -> None:
+    """If it is soon over, if no terminal is there, or if the user wants no progress."""
+    with redirect_stderr(stream()) as out, kind(shown) as told:
+        told("compiling")
+        time.sleep(0.05)
+    assert not out.getvalue()

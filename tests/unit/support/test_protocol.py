@@ -16,14 +16,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gguf_verify.support import protocol
-from gguf_verify.support.numbers import CODES
-from gguf_verify.support.protocol import MAX_HEADER, SMALL, ProtocolError, receive, send
+from gguf_verify.support.protocol import MAX_HEADER, SMALL, ProtocolError, receive
 
 
 @pytest.fixture
@@ -39,7 +35,7 @@ def framed(message: bytes) -> bytes:
 
 
 def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
-    """What `receive` makes of these bytes, after which the other side is gone."""
+    """The result of `receive` for these bytes, after which the other side is gone."""
     ours, theirs = socket.socketpair()
     link = Connection(ours.detach())
     writer = threading.Thread(target=_write, args=(theirs, raw))
@@ -52,7 +48,7 @@ def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _write(sock: socket.socket, raw: bytes) -> None:
-    with sock, contextlib.suppress(OSError):  # nobody reads on
+    with sock, contextlib.suppress(OSError):  # the reader may stop early
         sock.sendall(raw)
 
 
@@ -106,7 +102,7 @@ BAD: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_not_valid(name: str) -> None:
+def test_invalid_messages(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
@@ -123,50 +119,6 @@ CUT = framed(header(ONE, {"dtype": "|u1", "shape": [SMALL + 1]}) + bytes(4)) + f
 def test_a_message_that_is_cut_off(at: int) -> None:
     with pytest.raises(EOFError):
         given_bytes(CUT[:at])
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.one_of(
-    st.binary(max_size=300),
-    st.binary(max_size=300).map(framed),
-    st.binary(max_size=60).flatmap(lambda tail: st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["<f4", "|O"]),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["dtype", "shape", "arrays", "result"]), inner, max_size=4),
-        max_leaves=12,
-    ).map(lambda made: framed(json.dumps(made).encode() + b"\n" + tail))),
-))  # fmt: skip
-def test_garbage_is_one_kind_of_error(raw: bytes) -> None:
-    try:
-        received, arrays = given_bytes(raw)
-    except (ProtocolError, EOFError):
-        return
-    assert isinstance(received, dict)
-    assert all(a.dtype.str in CODES for a in arrays)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(
-    st.sampled_from(sorted(CODES)), st.lists(st.sampled_from([0, 1, 2, 7, 300]), max_size=2),
-), max_size=4))  # fmt: skip
-def test_arrays_come_as_they_were_sent(described: list[tuple[str, list[int]]]) -> None:
-    rng = np.random.default_rng(1)
-    arrays = []
-    for kind, shape in described:
-        dtype = np.dtype(kind)
-        raw = rng.integers(0, 2, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, np.uint8)
-        arrays.append(raw.view(dtype).reshape(shape))
-    ours, theirs = Pipe()
-    with ours, theirs:
-        sender = threading.Thread(target=send, args=(theirs, {"a": 1}, *arrays))
-        sender.start()
-        received, found = receive(ours, seconds=60.0)
-        sender.join()
-    assert received == {"a": 1}
-    for sent, got in zip(arrays, found, strict=True):
-        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
-        assert got.tobytes() == sent.tobytes()
-        assert got.flags.writeable
 
 
 def test_one_deadline_for_a_whole_message(ends: tuple[Connection, Connection]) -> None:

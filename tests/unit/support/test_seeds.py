@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gguf_verify.cli.verify import build_parser, kernel_options
-from gguf_verify.invocation import command_of
 from gguf_verify.kernels.domain import Domain
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import Options
-from gguf_verify.rungs.opening import Request
 from gguf_verify.rungs.plan import plan
 from gguf_verify.support import seeds
 from gguf_verify.support.errors import UsageError
 from tests.support.nights import run_result
 from tests.support.shown import text_of, written
 
-#: What a kernel that was made for seed 0 knows: the columns of its plan, and all of few blocks.
+#: The sizes known to a kernel that was made for seed 0: the columns of its plan, and all of few blocks.
 KNOWN = {probe.k for probe in plan(Domain(), 32, True, 0)} | {*range(32, 2200, 32)}
 
 
@@ -37,12 +35,6 @@ def test_the_variable_fixes_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(seeds.VARIABLE, wrong)
         with pytest.raises(UsageError, match=r"GGUF_VERIFY_SEED: .* is not a whole number"):
             Options()
-
-
-def test_the_repeating_command_has_the_seed() -> None:
-    for seed in (0, 1234567890):
-        command = command_of(Request("m.gguf", "q8_1", "auto", None, Options(seed=seed)))
-        assert kernel_options(build_parser().parse_args(command.split()[1:]))["seed"] == seed
 
 
 @pytest.mark.parametrize("flag", ["", "--markdown", "--html", "--card", "--json"])

@@ -49,7 +49,7 @@ def slow_among(node_ids: Iterable[str], tmp_path: Path) -> set[str]:
         ("tests/unit/test_ab.py::test_any", False),
     ],
 )
-def test_what_the_list_makes_slow(node_id: str, is_slow: bool, tmp_path: Path) -> None:
+def test_tests_that_the_list_makes_slow(node_id: str, is_slow: bool, tmp_path: Path) -> None:
     assert slow_among([node_id], tmp_path) == ({node_id} if is_slow else set())
 
 

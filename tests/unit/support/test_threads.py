@@ -33,7 +33,7 @@ def test_one_item_or_one_thread_is_the_callers_own() -> None:
 
 
 def test_a_thread_that_shares_out_work_waits_for_no_other() -> None:
-    """Else all would wait, when each of them does."""
+    """Otherwise all threads would wait for each other."""
     made = each(lambda a: each(lambda b: (a, b, threading.get_ident()), range(2), 2), range(4), 2)
     assert [[(a, b) for a, b, _ in part] for part in made] == [[(a, 0), (a, 1)] for a in range(4)]
     assert all(len({by for _, _, by in part}) == 1 for part in made)
@@ -76,9 +76,7 @@ def test_a_fork_while_another_thread_begins_a_pool() -> None:
     assert each(lambda item: item, range(4), 2) == [0, 1, 2, 3]
 
 
-def test_what_is_done_ahead_reports_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_ahead_reports_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure is reported where the work is needed, and so is a limit of threads."""
     done = threading.Event()
 

@@ -13,7 +13,7 @@ from gguf_verify.llama.worker.model import MOST_TOKENS_A_BYTE, LoadedModel
 
 
 class Tokenizer:
-    """Stands in for llama.cpp's: it makes so many tokens, and answers as it does where the buffer is too small."""
+    """Stands in for llama.cpp's: it makes `n` tokens, and answers as it does where the buffer is too small."""
 
     llama_token = ctypes.c_int32
 

@@ -16,23 +16,27 @@ no finding in docs/backends.toml explains it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from gguf_verify.backend_results import DeviceInfo, GraphOptions, LlamaBuild
+from gguf_verify.backend_results import DeviceInfo, GraphOptions, GraphReport, LlamaBuild
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.paths import CHECKOUT
+from gguf_verify.support.text import printable
 from gguf_verify.waivers import today
-from gguf_verify_graph.verification import known_devices
+from gguf_verify_graph.verification import known_devices, verify_graph
 
-from ..measure import Measure
+from ..measure import Measure, add_results
 from . import page
-from .drawn import judge_drawn
 from .functions import DOMAINS, judge_functions
-from .graphs import judge_graphs
-from .records import Measured, load, merged, save
+from .random_nodes import judge_random_nodes
+from .records import GraphRow, Measured, load, merged, save
 
 RESULTS = CHECKOUT / "docs" / "backends.json"
+_FLASH: tuple[Literal["auto", "off"], ...] = ("auto", "off")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", default="", metavar="OP", help="only measure operations whose name contains this")
     add("--functions", default="", choices=DOMAINS, metavar="INPUTS",
         help="also measure functions, of all halves or of floats (halves or floats)")  # fmt: skip
-    add("--results", type=Path, default=RESULTS, metavar="FILE", help="file of results (default: docs/backends.json)")
-    add("--from", dest="other", type=Path, metavar="FILE", help="import another file of results; measure nothing")
-    add("--no-page", action="store_true", help="do not write the page")
+    add_results(parser, RESULTS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"unknown device {options.device[:100]!a}; choose from {[d.name for d in devices]}")
         measured = Measured(
             device=_where(device), build=_build(build), date=today().isoformat(), seeds=options.seeds,
-            operations=judge_drawn(asked, options.seeds, options.only, page.findings()),
+            operations=judge_random_nodes(asked, options.seeds, options.only, page.findings()),
             graphs=judge_graphs(asked, options.models),
             functions=judge_functions(asked, options.functions, options.only),
         )  # fmt: skip
@@ -79,6 +81,41 @@ def run(options: argparse.Namespace) -> int:
     for line in left:
         write_lines(line)
     return 1 if left else 0
+
+
+def judge_graphs(asked: GraphOptions, models: Sequence[Path]) -> tuple[GraphRow, ...]:
+    """Return a row for each model with llama.cpp's choice of attention, and one without flash attention if that graph
+    has other operations. Raises the errors of `verify_graph`."""
+    rows = []
+    for model in models:
+        seen: set[str] = set()
+        for flash in _FLASH:
+            report = verify_graph(model, replace(asked, flash=flash))
+            operations = {each.operation for each in report.operations} | {n.operation for n in report.not_judged}
+            if operations <= seen:
+                continue
+            seen |= operations
+            rows.append(_row(model, flash, report))
+    return tuple(rows)
+
+
+def _row(model: Path, flash: str, report: GraphReport) -> GraphRow:
+    first: dict[str, str] = {}
+    for wrong in report.wrong:
+        first.setdefault(
+            wrong.operation, f"{wrong.operation} {wrong.node}: {wrong.wrong} of {wrong.elements} wrong, "
+            f"{wrong.utilisation:.3g} times the bound",
+        )  # fmt: skip
+    return GraphRow(
+        model=printable(model.name, 100), architecture=report.architecture, flash=flash, nodes=report.judged,
+        outputs=sum(each.elements for each in report.operations), verdict=report.verdict,
+        operations={
+            each.operation: float(f"{each.utilisation:.3g}") for each in report.operations
+            if not each.fell_back and not each.wrong and not each.exact
+        },
+        wrong=tuple(first.values()), fell_back=tuple(sorted({e.operation for e in report.fallen_back})),
+        not_judged=tuple(sorted({f"{n.operation}: {n.why}" for n in report.not_judged})),
+    )  # fmt: skip
 
 
 def _where(device: DeviceInfo) -> str:

@@ -2,7 +2,7 @@
 
 Before a product is timed, some of its slots must have the bits of the exact product of their experts in ascending k, at
 the first and last rows. A graph has several products, each of tokens that are routed otherwise, so that other experts'
-weights are read. The time includes quantizing the activations and what the routing takes, for both. A figure is the
+weights are read. The time includes quantizing the activations and the routing, for both. A figure is the
 median over --repeat graphs, divided by the number of products.
 """
 
@@ -26,10 +26,9 @@ from gguf_verify.support.errors import HarnessError, KernelFault, UsageError
 from gguf_verify.support.output import write_lines
 
 from .. import markdown
-from .card import Queue, graph_us
-from .drawn_blocks import random_rows
+from .gpu import Queue, graph_us
 from .llama_cuda import ExpertProduct, LlamaCuda
-from .matrices import FEW_ROWS, LIMIT_8_BITS, Floats, ends, nmse
+from .matrices import FEW_ROWS, LIMIT_8_BITS, Floats, ends, nmse, random_rows
 
 #: Experts, experts of a token, rows of each and columns: of Mixtral's and Qwen3's kinds, and between them.
 SHAPES = ((8, 2, 14336, 4096), (64, 8, 1408, 2048), (128, 8, 768, 2048))
@@ -76,7 +75,7 @@ def ours_us(queue: Queue, mixture: Mixture, m: int, weights: Any, repeat: int) -
     ids = [queue.upload(routing.ids) for routing in routings]
     out = queue.output(4 * m * mixture.top_k * mixture.n)
     for routing, of in zip(routings[:2], ids, strict=False):
-        out.fill(0xFF)  # NaN: memory that is used again holds an earlier product
+        out.fill(0xFF)  # NaN: reused memory holds an earlier product
         grouped.multiply(weights, x, of, out, m, mixture.top_k)
         mixture.check(routing, queue.download(out).view(np.float32).reshape(m, mixture.top_k, mixture.n), exact=True)
     works = [lambda of=of: grouped.multiply(weights, x, of, out, m, mixture.top_k) for of in ids]

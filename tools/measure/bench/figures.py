@@ -22,21 +22,21 @@ Data = dict[str, Any]
 Record = dict[str, Any]
 
 LLAMA, FAMILY, DEQUANTIZED = "llama.cpp", "q8_1", "dequantize + cuBLAS"
-#: Tokens for which every rival is listed, and most types that are named one by one.
+#: Tokens for which every rival is listed; largest number of types that are listed one by one.
 SOME_TOKENS, NAMED = (1, 8, 64, 512, 4096), 6
-#: The ladder's table: M, and TFLOP/s that a write-up of such kernels gives for a laptop card.
+#: The ladder's table: M, and the TFLOP/s that a write-up of such kernels reports for a laptop GPU.
 LADDER_M = 512
 PUBLISHED = {
     "q8_1_naive": 0.15, "q8_1_tiled": 0.26, "q8_1_vectorized": 0.17, "q8_1_dp4a": 1.3, "q8_1_mma": 2.6, LLAMA: 13.0,
 }  # fmt: skip
-#: A choice counts as slower from this share on, by which two runs of one kernel may differ.
+#: A choice counts as slower from this share on; two runs of one kernel may differ by less.
 NOISE = 0.05
 
 
 def load(paths: Sequence[Path]) -> Data:
-    """Measurements of one GPU from several files. Of records for the same product, the last one counts.
+    """Merge measurements of one GPU from several files. Of records for the same product, the last one counts.
 
-    Raises UsageError where a file holds no measurements, or the GPUs differ.
+    Raises UsageError if a file has no measurements, or the GPUs differ.
     """
     header: Data = {}
     records: dict[tuple[Any, ...], Record] = {}
@@ -69,12 +69,12 @@ def _values(data: Data, key: str, who: str | None = None) -> list[Any]:
 
 
 def _types(data: Data, who: str | None = None) -> list[str]:
-    """The measured types, in the order of the measurements."""
+    """Return the measured types, in the order of the measurements."""
     return list(dict.fromkeys(r["type"] for r in data["results"] if r["type"] != "-" and who in (None, r["who"])))
 
 
 def ladder(data: Data, family: str = FAMILY) -> str:
-    """TFLOP/s of each step of the ladder for Q4_0 at M = 512, and its gain on the step before; "" where it was not
+    """Format the TFLOP/s of each step of the ladder for Q4_0 at M = 512, and its gain over the previous step; "" if not
     measured."""
     chosen = [{**r, "who": r["by"]} for r in data["results"] if r["who"] == family and "by" in r]
     found = {**_at({"results": chosen}), **_at(data)}
@@ -102,7 +102,7 @@ def ladder(data: Data, family: str = FAMILY) -> str:
 
 
 def against(data: Data, family: str, rival: str) -> str:
-    """A rival's time over that of a family's choice for each type and shape, and ours in µs; "" where it was not
+    """Format a rival's time divided by that of a family's choice for each type and shape, and ours in µs; "" if not
     measured."""
     found, tokens, columns = _at(data), _values(data, "M", family), _values(data, "K", family)
     several = len(columns) > 1
@@ -125,8 +125,8 @@ def _titled(data: Data, rival: str, families: Sequence[str]) -> str:
 
 
 def rivals(data: Data) -> str:
-    """Microseconds of everything that was measured for the most rows, a table for each of a few M; "" where there is
-    nothing beside the families and llama.cpp."""
+    """Format the microseconds of all kernels for the largest N, with a table for each of a few M; "" if only the
+    families and llama.cpp were measured."""
     names = [w for w in dict.fromkeys(r["who"] for r in data["results"] if r["type"] != "-") if not _is_member(data, w)]
     if not set(names) - {*families(data), LLAMA}:
         return ""
@@ -149,7 +149,7 @@ def rivals(data: Data) -> str:
 
 
 def wins(data: Data) -> str:
-    """Who is the fastest, in words, for each N and M; "" where only one was measured."""
+    """Format the fastest kernel for each N and M; "" if only one was measured."""
     found: dict[tuple[int, int], dict[str, list[str]]] = {}
     ours, all_of = 0, 0
     for (kind, m, n, _), of in _products(data).items():
@@ -176,7 +176,7 @@ def _listed_types(kinds: Sequence[str]) -> str:
 
 
 def _products(data: Data) -> dict[tuple[Any, ...], dict[str, float]]:
-    """(type, M, N, K) → who of those that are not members of a family → microseconds."""
+    """Return (type, M, N, K) → family or rival → microseconds, without members of families."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for r in data["results"]:
         if r["type"] != "-" and not _is_member(data, r["who"]):
@@ -185,8 +185,8 @@ def _products(data: Data) -> dict[tuple[Any, ...], dict[str, float]]:
 
 
 def decode(data: Data, family: str = FAMILY) -> str:
-    """One token: bytes of weights, our time and the least time, that of an empty kernel and of copying as many bytes;
-    the rate at which weights are read. "" where it was not measured."""
+    """Format products of one token: bytes of weights, our time, the least time (of an empty kernel and a copy of the
+    same bytes), and the rate at which weights are read; "" if not measured."""
     found, copy, empty = _at(data), data["header"]["copy TB/s"], data["header"].get("empty us")
     rows = []
     for kind in _types(data, family):
@@ -210,8 +210,8 @@ def _rate(r: Record | None, copy: float) -> str:
 
 
 def roofs(data: Data) -> str:
-    """Instructions of each family's kernel for the most tokens, what they allow, and what was measured; "" where none
-    were counted."""
+    """Format the instructions of each family's kernel for the most tokens, the resulting roof, and the measured speed;
+    "" if none were counted."""
     found, rows = _at(data), []
     for r in data.get("roofs", []):
         most = [
@@ -229,13 +229,13 @@ def roofs(data: Data) -> str:
 
 
 def definitions(data: Data) -> str:
-    """Which definition each family's kernels compute; "" where that was not recorded."""
+    """Format the definition of each family's kernels; "" if not recorded."""
     said = data["header"].get("families", {})
     return table(["family", "definition"], [[f"`{name}`", text] for name, text in said.items()]) if said else ""
 
 
 def tables(data: Data) -> dict[str, str]:
-    """Marker → its content."""
+    """Return the content of each marker."""
     header = data["header"]
     copy, int8, empty = header["copy TB/s"], header.get("int8 TFLOP/s"), header.get("empty us")
     ceilings = f"A device copy moves {copy:.2f} TB/s" + (f", cuBLAS int8 {int8:.0f} TFLOP/s." if int8 else ".")
@@ -255,7 +255,8 @@ def tables(data: Data) -> dict[str, str]:
 
 
 def _but_for_the_ladder(data: Data) -> Data:
-    """Without what was timed for the ladder alone: products of its M and no other, where some are of several."""
+    """Return the data without products that were only timed for the ladder: those of its M alone, if others have
+    several M."""
     tokens: dict[tuple[Any, ...], set[int]] = {}
     for r in data["results"]:
         tokens.setdefault((r["who"], r["N"], r["K"]), set()).add(r["M"])
@@ -266,7 +267,7 @@ def _but_for_the_ladder(data: Data) -> Data:
 
 
 def families(data: Data) -> list[str]:
-    """The measured families, the default first."""
+    """Return the measured families, the default first."""
     found = dict.fromkeys(r["who"] for r in data["results"] if "by" in r and r["by"].startswith(f"{r['who']}_"))
     return sorted(found, key=lambda name: (name != FAMILY, name))
 
@@ -276,7 +277,7 @@ def _is_member(data: Data, who: str) -> bool:
 
 
 def slower_choices(data: Data) -> Iterator[str]:
-    """A line for each shape at which a measured kernel of a family is faster than the one that the family chose."""
+    """Yield a line for each shape at which another measured kernel of a family is faster than its choice."""
     for r, others in _compared(data):
         best = min(others, key=lambda w: others[w])
         if others[best] < (1 - NOISE) * r["us"]:
@@ -285,7 +286,8 @@ def slower_choices(data: Data) -> Iterator[str]:
 
 
 def choices(data: Data) -> str:
-    """Whether a family chose a slower kernel than another that was measured; "" where no other was."""
+    """Describe the shapes for which a family chose a slower kernel than another measured one; "" if none was
+    measured."""
     count, slower = sum(len(others) for _, others in _compared(data)), list(slower_choices(data))
     if not count:
         return ""
@@ -297,7 +299,7 @@ def choices(data: Data) -> str:
 
 
 def _compared(data: Data) -> Iterator[tuple[Record, dict[str, float]]]:
-    """The choice of a family for a product, and members of the family → microseconds, if any was timed."""
+    """Yield the record of a family's choice for a product, and other members → microseconds, if any was timed."""
     members: dict[tuple[Any, ...], dict[str, float]] = {}
     for r in data["results"]:
         if "by" not in r:
@@ -311,13 +313,13 @@ def _compared(data: Data) -> Iterator[tuple[Record, dict[str, float]]]:
 
 
 def intensity(r: Record) -> float:
-    """FLOP for each byte that must be moved: weights, float32 activations and outputs, once each."""
+    """Return the FLOP per byte that must be moved: weights, float32 activations and outputs, once each."""
     return float(2 * r["M"] * r["N"] * r["K"] / (r["weight bytes"] + 4 * r["M"] * (r["N"] + r["K"])))
 
 
 def roofline(data: Data, path: Path) -> None:
-    """Plot every product of the families, of llama.cpp and of a dequantization and cuBLAS under the two ceilings, each
-    of these in a colour. Raises EnvironmentFault without matplotlib, UsageError where there are none."""
+    """Plot every product of the families, of llama.cpp and of dequantization with cuBLAS under the two ceilings, each
+    in its own colour. Raises EnvironmentFault without matplotlib, and UsageError if there is no product."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

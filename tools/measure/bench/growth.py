@@ -15,13 +15,13 @@ from ..markdown import BENCHMARKS, fill, percent, table
 from .records import Planted, Results, Run
 
 PLOT = CHECKOUT / "docs" / "growth.svg"
-#: Axis of the plot → what follows from it, or from a width.
+#: Axis of the plot → fields that depend on it.
 AXES = {"layers": (), "width": ("ff", "heads", "kv_heads"), "tokens": (), "gpus": ()}
 _TITLES = {"layers": "layers", "width": "width", "tokens": "tokens of the prompt", "gpus": "GPUs"}
 
 
 def tables(results: Results[Run], planted: Results[Planted]) -> dict[str, str]:
-    """Marker → its content."""
+    """Return the content of each marker."""
     of_runs = [f"{device}:\n\n{_table(runs)}" for device, runs in results.items()]
     of_faults = [f"{device}:\n\n{_table_of_faults(faults)}" for device, faults in planted.items()]
     return {"verifications": "\n\n".join(of_runs), "planted": "\n\n".join(of_faults)}
@@ -61,7 +61,7 @@ def _table(runs: Sequence[Run]) -> str:
 
 
 def line(run: Run) -> str:
-    """A run for the terminal."""
+    """Describe a run for the terminal."""
     rungs = " · ".join(f"{name} {_seconds(seconds)}" for name, seconds in run.rungs.items())
     shares = {"cores": run.processor, "GPU": run.gpu, "disk": run.disk}
     busy = ", ".join(f"{name} {_share(share)}" for name, share in shares.items() if share is not None)
@@ -102,7 +102,8 @@ def _share(share: float | None) -> str:
 
 
 def series(results: Results[Run]) -> dict[str, dict[str, list[Run]]]:
-    """Axis → line, in words → its runs by rising place on the axis: runs that differ there alone, two at least."""
+    """Return the lines of the plot for each axis: title → runs in ascending order, at least two that differ in nothing
+    else."""
     found = dict[str, dict[str, list[Run]]]()
     for axis, following in AXES.items():
         lines = dict[tuple[Any, ...], list[Run]]()
@@ -129,7 +130,7 @@ def _words(run: Run, axis: str) -> str:
 
 
 def _unlike(name: str, others: dict[str, Any]) -> str:
-    """The name, or it with a number where there is one already."""
+    """Return the name, with a number if it is already used."""
     numbered = (f"{name} ({i})" for i in range(2, len(others) + 3))
     return next(each for each in (name, *numbered) if each not in others)
 

@@ -47,15 +47,14 @@ from gguf_verify.support.output import write_lines
 
 from .. import markdown
 from . import figures, sass, terms
-from .card import Queue, copy_tbs, empty_us
-from .dequantized import Dequantizer
+from .gpu import Queue, copy_tbs, empty_us
 from .llama_cuda import LlamaCuda, LlamaWeights
-from .matrices import Activations, Matrix
+from .matrices import Activations, Dequantizer, Matrix
 from .ours import Ours
 from .rivals import OfMatrix, Rivals
 
-#: A member of a family whose launch takes so many times as long as the choice is not timed; from so many tokens on it
-#: is left out for more, since the others gain more by them.
+#: A member of a family is not timed if its launch takes this many times as long as the choice; from this number of
+#: tokens on, it is then skipped for larger numbers too, since other kernels gain more from them.
 _HOPELESS, _MANY = 4.0, 64
 #: The type and tokens of the ladder's table, for which every step is timed.
 _LADDER = ("Q4_0", figures.LADDER_M)
@@ -85,7 +84,7 @@ class Bench:
         args, queue = self.args, self.queue
         self._compile_ahead()
         llama, rivals = self._llama(), self._rivals()
-        copy, empty = copy_tbs(queue.cupy, args.repeat), empty_us(queue, args.repeat)  # before what is heavy
+        copy, empty = copy_tbs(queue.cupy, args.repeat), empty_us(queue, args.repeat)  # before heavy work
         peak = rivals.cublas(8192, 8192, 8192, args.repeat) if rivals else {}
         int8 = peak.get("cuBLAS int8")
         self.header = {
@@ -127,7 +126,7 @@ class Bench:
         self.queue.cupy.get_default_memory_pool().free_all_blocks()
 
     def _time(self, matrix: Matrix, llama: LlamaCuda | None, rivals: Rivals | None) -> None:
-        """Time everything of few tokens before anything of many, after which a card seems to be slower for a while. One
+        """Time everything of few tokens before anything of many, after which a GPU seems to be slower for a while. One
         H200: Q2_K with one token took 12.9 µs, and 19.3 right after cuBLAS's products of 4096 tokens, whereas products
         that wait for memory took what they always do (Q8_0 16.6 and 16.3)."""
         ours, hopeless = Ours(self.queue, matrix), set[str]()
@@ -174,7 +173,7 @@ class Bench:
             return None
 
     def _time_llama(self, weights: LlamaWeights, matrix: Matrix, m: int) -> bool:
-        """Whether it multiplies such weights, as far as is known."""
+        """Time llama.cpp. Returns False if it cannot multiply such weights."""
         try:
             us = weights.time(m, self.args.repeat)
         except (HarnessError, RuntimeError) as error:
@@ -199,7 +198,7 @@ class Bench:
     # ---- ours --------------------------------------------------------------------------------------------------------
 
     def _candidates(self, fmt: BlockFormat, m: int, n: int, k: int) -> Iterator[tuple[str, ShippedKernel]]:
-        """The name under which a kernel is recorded, and the kernel: the choices of families first."""
+        """Yield the recorded name of a kernel, and the kernel; the choices of families first."""
         chosen = set()
         for name in self.args.kernels:
             kernel = on_host(find_kernel(name), self.queue).of(fmt, m, n, k)
@@ -227,19 +226,20 @@ class Bench:
         self.queue.await_compilers()
 
     def _time_ours(self, ours: Ours, m: int, hopeless: set[str]) -> None:
-        """Time m tokens: choices, then members, which are compared with them. `hopeless` are not launched for more."""
+        """Time m tokens: choices, then members, which are compared with them. `hopeless` ones are not launched for more
+        tokens."""
         fmt, n, k = ours.matrix.fmt, ours.matrix.n, ours.matrix.k
         every = (fmt.name, m) == _LADDER
         for name, kernel in sorted(self._candidates(fmt, m, n, k), key=lambda of: of[0] not in FAMILIES):
-            left_out = kernel.name in hopeless and name not in FAMILIES and not every
-            if left_out or 2 * m * n * k > self.args.most * 1e12:
+            skipped = kernel.name in hopeless and name not in FAMILIES and not every
+            if skipped or 2 * m * n * k > self.args.most * 1e12:
                 continue
             if self._time_kernel(ours, kernel, name, m, every) and m >= _MANY:
                 hopeless.add(kernel.name)
 
     def _time_kernel(self, ours: Ours, kernel: ShippedKernel, name: str, m: int, every: bool) -> bool:
-        """Check a kernel and time it, unless one launch takes several times as long as its family's choice, or it
-        fails; returns whether that is so."""
+        """Check and time a kernel. Returns True if it was not timed: it failed, or one launch takes several times as
+        long as its family's choice."""
         matrix = ours.matrix
         of = (kernel.spec.semantics, matrix.fmt.name, m, matrix.n, matrix.k)
         try:
@@ -259,7 +259,7 @@ class Bench:
         return False
 
     def _roof(self, kernel: ShippedKernel, family: str, matrix: Matrix) -> None:
-        """Record the instructions of a kernel's inner loop, and what they allow at most."""
+        """Record the instructions of a kernel's inner loop, and the resulting roof."""
         fmt, m, n, k, queue = matrix.fmt, max(self.args.m), matrix.n, matrix.k, self.queue
         sources = [s for s in kernel.sources(fmt, m, n, k) if s.file == kernel.spec.file]
         known = any((r["type"], r["who"]) == (fmt.name, family) for r in self.roofs)
@@ -286,7 +286,7 @@ class Bench:
         return figures.FAMILY in self.args.kernels and terms.CARDS.target(str(self.queue.sm)) is not None
 
     def _time_terms(self) -> None:
-        """Time what the definition of a family demands, last: on a card that is warm."""
+        """Time the operations that a family's definition requires; last, on a warm GPU."""
         try:
             with self.queue.faults():
                 self.terms = terms.measured(self.queue, self.args.repeat) if self._times_terms else []

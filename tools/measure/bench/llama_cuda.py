@@ -16,10 +16,10 @@ import numpy.typing as npt
 from gguf_verify.formats import BlockFormat
 from gguf_verify.support.errors import KernelFault
 
-from .card import copies_of, rounds_of
+from .gpu import copies_of, rounds_of
 from .matrices import LIMIT_8_BITS, Index, Matrix
 
-#: Its backend captures a graph as one of CUDA's after a few runs.
+#: The backend captures a graph as a CUDA graph after a few runs.
 _WARM_UP = 4
 _F32, _I32 = 0, 26
 #: Bytes of the descriptions of tensors and of a graph.
@@ -60,7 +60,7 @@ class LlamaCuda:
 
     @contextmanager
     def weights(self, matrix: Matrix) -> Iterator[LlamaWeights]:
-        """Copies of a matrix in its memory. Raises RuntimeError where that does not suffice."""
+        """Provide copies of a matrix in the backend's memory. Raises RuntimeError if there is not enough."""
         made = LlamaWeights(self, matrix)
         try:
             yield made
@@ -75,7 +75,7 @@ class LlamaCuda:
         return c.c_void_p(make(context, kind, *map(c.c_int64, ne)))
 
     def medians(self, context: c.c_void_p, products: Sequence[c.c_void_p], repeat: int) -> float:
-        """Microseconds of one of these products, in graphs of all of them. Raises RuntimeError."""
+        """Return the median microseconds of a product, in graphs of all of them. Raises RuntimeError."""
         base = self.base
         graph = c.c_void_p(base.ggml_new_graph_custom(context, c.c_size_t(len(products) + 8), c.c_bool(False)))
         for y in products:
@@ -92,7 +92,7 @@ class LlamaCuda:
         return statistics.median(times)
 
     def read(self, tensor: c.c_void_p, at: int, into: npt.NDArray[Any]) -> None:
-        """Bytes of a tensor from `at` on."""
+        """Copy bytes of a tensor, from `at` on, into an array."""
         self.base.ggml_backend_tensor_get(
             tensor, c.c_void_p(into.ctypes.data), c.c_size_t(at), c.c_size_t(into.nbytes)
         )  # fmt: skip
@@ -110,7 +110,7 @@ class LlamaCuda:
 
 
 class LlamaWeights:
-    """Copies of a matrix in its memory."""
+    """Copies of a matrix in the backend's memory."""
 
     def __init__(self, llama: LlamaCuda, matrix: Matrix) -> None:
         self._llama, self._matrix = llama, matrix
@@ -127,8 +127,8 @@ class LlamaWeights:
         self._llama.base.ggml_free(self._context)
 
     def time(self, m: int, repeat: int) -> float | None:
-        """Microseconds of a product of m tokens, checked; None where the backend has no kernel for the type. Raises
-        KernelFault, RuntimeError."""
+        """Return the microseconds of a checked product of m tokens; None if the backend has no kernel for the type.
+        Raises KernelFault, RuntimeError."""
         llama, base, matrix = self._llama, self._llama.base, self._matrix
         context = llama.context(_CONTEXT)
         x = llama.new(context, _F32, matrix.k, m)
@@ -167,8 +167,8 @@ class ExpertProduct:
     def time(
         self, x: npt.NDArray[np.float32], routings: Sequence[npt.NDArray[np.int32]], repeat: int
     ) -> tuple[float, npt.NDArray[np.float32]]:  # fmt: skip
-        """Microseconds of a product of float32[m, K], routed by each of ids[m, top_k] in turn, and the last one's
-        outputs float32[m, top_k, N]. Raises RuntimeError."""
+        """Return the microseconds of a product of float32[m, K], routed by each of ids[m, top_k] in turn, and the
+        outputs of the last one, float32[m, top_k, N]. Raises RuntimeError."""
         llama, (m, top_k) = self._llama, routings[0].shape
         context = llama.context(_CONTEXT)
         given = llama.new(context, _F32, self._k, 1, m)
@@ -184,6 +184,6 @@ class ExpertProduct:
         return us, y
 
     def close(self) -> None:
-        """Free its memory."""
+        """Free the weights' memory."""
         self._llama.base.ggml_backend_buffer_free(self._buffer)
         self._llama.base.ggml_free(self._context)

@@ -1,9 +1,9 @@
-"""Random llamas of any shape, made about as fast as a disk takes them.
+"""Random llamas of any shape, generated about as fast as a disk can write.
 
 Blocks hold random bytes, and d = N(1, 0.2)/(r·√K), where r is the root mean square of weights under d = 1; a minimum is
-the multiple of d that makes the mean weight zero, and where there is none, d has a random sign. So weights have
-variance 1/K, and activations keep their size through the layers. Codes come from a pool of `_POOL` blocks, at a place
-that is drawn for each piece of a matrix; every block has a d of its own. Threads write pieces of `_PIECE` bytes, so the
+the multiple of d that makes the mean weight zero, and without a minimum, d has a random sign. So weights have
+variance 1/K, and activations keep their size through the layers. Codes come from a pool of `_POOL` blocks, at a
+random place for each piece of a matrix; every block has its own d. Threads write pieces of `_PIECE` bytes, so the
 memory does not grow with the model.
 """
 
@@ -41,7 +41,7 @@ BEFORE_LETTERS = 4
 
 
 def _scale_fields(fmt: WeightFormat) -> list[str]:
-    """The half scale of a block's weights and, where there is one, the half that multiplies its minima."""
+    """Return the names of a block's half scale and, if there is one, of the half that multiplies its minima."""
     return [f.name for f in fmt.fields if f.dtype == "<f2"] if isinstance(fmt, BlockFormat) else []
 
 
@@ -59,7 +59,7 @@ FILES = {
 @dataclass(frozen=True)
 class Shape:
     """A llama's shape: blocks, values of an embedding, rows of a feed-forward matrix, heads of queries and of keys, and
-    tokens of the vocabulary. Raises UsageError where no llama has it."""
+    tokens of the vocabulary. Raises UsageError if no llama can have it."""
 
     layers: int
     width: int
@@ -82,7 +82,7 @@ class Shape:
             )
 
     def wide(self, width: int) -> Shape:
-        """The same with another width: heads keep their size, other proportions stay, and ff is a multiple of 256."""
+        """Return the shape with another width: heads keep their size, proportions stay, and ff is a multiple of 256."""
         size = self.width // self.heads
         heads = max(1, width // size)
         kv_heads = next(n for n in range(max(1, heads * self.kv_heads // self.heads), heads + 1) if heads % n == 0)
@@ -91,7 +91,7 @@ class Shape:
 
     @property
     def matrices(self) -> list[tuple[str, int, int]]:
-        """Name, rows and columns of each."""
+        """Return the name, rows and columns of each matrix."""
         embd, ff, kv = self.width, self.ff, self.width // self.heads * self.kv_heads
         of_block = (
             ("attn_q", embd, embd), ("attn_k", kv, embd), ("attn_v", kv, embd), ("attn_output", embd, embd),
@@ -109,8 +109,8 @@ SHAPES = {
 
 
 def type_of(kind: str, name: str, n_layer: int) -> WeightFormat:
-    """The type of a matrix in a file of this kind. For Q4_K_M it is that of llama_model_quantize (llama-quant.cpp):
-    Q4_K, and Q6_K for the output matrix and, in the layers that get more bits, for attn_v and ffn_down."""
+    """Return the type of a matrix in a file of this kind. Q4_K_M follows llama_model_quantize (llama-quant.cpp): Q4_K,
+    and Q6_K for the output matrix and, in the layers with more bits, for attn_v and ffn_down."""
     if kind != "Q4_K_M":
         return WEIGHTS[kind]
     more = name == "output.weight"
@@ -122,12 +122,12 @@ def type_of(kind: str, name: str, n_layer: int) -> WeightFormat:
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A model that can be made.
+    """A model that can be generated.
 
     Args:
         kind: of the file; a name of `FILES`.
 
-    Raises UsageError where a row is no whole number of blocks.
+    Raises UsageError if a row is not a whole number of blocks.
     """
 
     shape: Shape
@@ -142,7 +142,7 @@ class RandomModel:
                 raise UsageError(f"rows of {k} values are no whole blocks of {fmt.name}, which have {unit}")
 
     def type_of(self, name: str) -> WeightFormat:
-        """The type of a matrix."""
+        """Return the type of a matrix."""
         return type_of(self.kind, name, self.shape.layers)
 
     @property
@@ -152,7 +152,8 @@ class RandomModel:
 
     @cached_property
     def tensors(self) -> list[tuple[str, WeightFormat | None, int, int, int]]:
-        """Name, type, rows, columns and bytes of each tensor in the order of the file; the norms have no type here."""
+        """Return the name, type, rows, columns and bytes of each tensor in the file's order; norms have no type
+        here."""
         found: list[tuple[str, WeightFormat | None, int, int, int]] = [
             (name, fmt, n, k, n * _row_bytes(fmt, k))
             for name, n, k in self.shape.matrices for fmt in (self.type_of(name),)
@@ -163,11 +164,11 @@ class RandomModel:
 
     @property
     def data_bytes(self) -> int:
-        """Of all tensors; the rest of the file is less than 64 bytes a token and a tensor."""
+        """Return the bytes of all tensors; the rest of the file is less than 64 bytes per token and tensor."""
         return sum(_aligned(size) for *_, size in self.tensors)
 
     def make(self, path: Path) -> None:
-        """Write the file. Raises EnvironmentFault where the disk has no room for it."""
+        """Write the file. Raises EnvironmentFault if the disk has no room for it."""
         need = self.data_bytes + 64 * (self.shape.vocab + len(self.tensors)) + (1 << 20)
         if (free := shutil.disk_usage(path.parent).free) < need:
             raise EnvironmentFault(
@@ -211,7 +212,7 @@ class RandomModel:
             if fmt is None:
                 writer.add_tensor_info(name, (k,), np.dtype(np.float32), size)
                 continue
-            # the writer takes the shape of bytes, but that of elements where there are no blocks
+            # the writer expects the shape in bytes for blocks, and in elements otherwise
             columns = size // n if isinstance(fmt, BlockFormat) else k
             raw_dtype = gguf.GGMLQuantizationType(fmt.type_id)
             writer.add_tensor_info(
@@ -224,12 +225,12 @@ class RandomModel:
 
     def _write_tensors(self, file: int, start: int) -> None:
         kinds = {(fmt, k) for _, fmt, _, k, _ in self.tensors if fmt is not None}
-        drawn = {(fmt, k): _Drawn(fmt, k, self.seed) for fmt, k in kinds}
+        rows = {(fmt, k): _RandomRows(fmt, k, self.seed) for fmt, k in kinds}
 
         def write(piece: tuple[int, WeightFormat | None, int, int, tuple[int, int]]) -> int:
             at, fmt, k, size, number = piece
             norm = np.ones(k, np.float32).view(np.uint8)
-            made = norm if fmt is None else drawn[fmt, k].bytes_of(size, (self.seed, *number))
+            made = norm if fmt is None else rows[fmt, k].bytes_of(size, (self.seed, *number))
             left = made.data
             while left:
                 written = os.pwrite(file, left, at)
@@ -244,7 +245,7 @@ class RandomModel:
                 bar.update(size)
 
     def _pieces(self, at: int) -> Iterator[tuple[int, WeightFormat | None, int, int, tuple[int, int]]]:
-        """Place in the file, type, columns, bytes, and numbers of the tensor and the piece."""
+        """Yield the place in the file, type, columns, bytes, and numbers of the tensor and the piece."""
         for number, (_, fmt, n, k, size) in enumerate(self.tensors):
             if fmt is None:
                 yield at, fmt, k, size, (number, 0)
@@ -256,7 +257,7 @@ class RandomModel:
             at += _aligned(size)
 
 
-class _Drawn:
+class _RandomRows:
     """Random rows of k weights of a type."""
 
     def __init__(self, fmt: WeightFormat, k: int, seed: int) -> None:
@@ -269,7 +270,7 @@ class _Drawn:
         self._pool = rng.integers(0, 256, (_POOL, fmt.block_bytes), np.uint8)
         self._fields = _scale_fields(fmt)
         parts = []
-        for chosen in self._fields:  # a weight is linear in d and in what multiplies its minimum
+        for chosen in self._fields:  # a weight is linear in d and in the factor of its minimum
             blocks = self._pool[:_SAMPLE].copy()
             for name in self._fields:
                 fmt.view(blocks)[name] = name == chosen
@@ -280,7 +281,7 @@ class _Drawn:
         self._scale = 1 / float(np.sqrt(np.mean(weights**2))) / k**0.5
 
     def bytes_of(self, size: int, seed: tuple[int, ...]) -> Bytes:
-        """So many bytes of whole blocks, or of elements."""
+        """Return random bytes: whole blocks, or elements."""
         rng = np.random.default_rng(seed)
         width = self._pool.shape[1]
         start = int(rng.integers(0, len(self._pool)))
@@ -310,8 +311,7 @@ def _aligned(size: int) -> int:
 
 @contextmanager
 def model_file(keep: Path | None, model: RandomModel) -> Iterator[Path]:
-    """The model's file: in this folder, where it is made if it is not there, or one that exists in this block. Raises
-    EnvironmentFault."""
+    """Provide the model's file: in this folder, generated if needed, or a temporary one. Raises EnvironmentFault."""
     with nullcontext(keep) if keep is not None else scratch.temporary("measure") as folder:
         path = folder / model.file_name
         try:

@@ -35,7 +35,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def shapes_of(args: argparse.Namespace) -> Iterator[Shape]:
-    """The shapes that `add_shape`'s options ask for. Raises UsageError."""
+    """Yield the requested shapes. Raises UsageError."""
     base = SHAPES[args.shape]
     given = {name: getattr(args, name) for name in ("ff", "heads", "kv_heads", "vocab")}
     given = {name: value for name, value in given.items() if value is not None}
@@ -45,7 +45,7 @@ def shapes_of(args: argparse.Namespace) -> Iterator[Shape]:
 
 
 def models_of(args: argparse.Namespace) -> list[RandomModel]:
-    """A model for each shape and type. Raises UsageError."""
+    """Return a model for each shape and type. Raises UsageError."""
     return [RandomModel(shape, kind) for shape in shapes_of(args) for kind in args.type]
 
 
@@ -57,16 +57,8 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     add("--reference", choices=list(SHORT), default="cpu", help="the backend of llama.cpp (%(default)s)")
 
 
-def add_results(parser: argparse.ArgumentParser, results: Path) -> None:
-    """Add the options for results."""
-    add = parser.add_argument
-    add("--results", type=Path, default=results, metavar="FILE", help=f"(default: docs/{results.name})")
-    add("--from", dest="other", type=Path, metavar="FILE", help="import another file of results; measure nothing")
-    add("--no-page", action="store_true", help="do not write the page")
-
-
 def prompt_of(tokens: int) -> str:
-    """Drawn letters of so many tokens. Raises UsageError for fewer than any prompt has."""
+    """Return random letters of this number of tokens. Raises UsageError if it is too small for a prompt."""
     if tokens <= BEFORE_LETTERS:
         raise UsageError(f"--tokens {tokens}: a prompt has at least {BEFORE_LETTERS + 1}")
     letters = np.array(list(string.ascii_lowercase))
@@ -74,8 +66,8 @@ def prompt_of(tokens: int) -> str:
 
 
 def results_of(args: argparse.Namespace, kind: type[records.R]) -> records.Results[records.R]:
-    """The results so far, with those that are to be taken over. Raises UsageError; EnvironmentFault where the page
-    cannot be written."""
+    """Return earlier results, merged with those of `--from`. Raises UsageError, and EnvironmentFault if the page cannot
+    be written."""
     if not args.no_page:
         growth.need_matplotlib()
     if args.other is not None and not args.other.exists():
@@ -85,6 +77,6 @@ def results_of(args: argparse.Namespace, kind: type[records.R]) -> records.Resul
 
 
 def shape_fields(model: RandomModel, size: int) -> dict[str, Any]:
-    """Fields of a `Record`: today, and the model with a file of so many bytes."""
+    """Return fields of a `Record`: the date, and the model with a file of this size."""
     fields = {**asdict(model.shape), "type": model.kind, "file_bytes": size}
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), **fields}

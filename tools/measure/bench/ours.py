@@ -16,11 +16,11 @@ from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.support.errors import KernelFault
 
-from .card import Queue, copies_of, few_us, graph_us, once_us, rounds_of
+from .gpu import Queue, copies_of, few_us, graph_us, once_us, rounds_of
 from .matrices import CHECKED_ROWS, CHECKED_TOKENS, FEW_ROWS, Matrix, ends
 
-#: A product launched by itself takes up to so many µs although it is a matter of a few: those are Python's and CUDA's.
-#: On one H200, members that take 24 µs were not timed beside choices of 20 µs.
+#: A product launched by itself may take this many µs because of Python and CUDA, even if the kernel takes few. Without
+#: this allowance, members that take 24 µs were not timed beside choices of 20 µs on one H200.
 _LAUNCHES_US, _FEW_PRODUCTS = 400.0, 8
 
 
@@ -32,7 +32,7 @@ class Ours:
         self._kept: dict[str, list[Weights]] = {}
 
     def weights(self, kernel: ShippedKernel) -> list[Weights]:
-        """The copies, in the kernel's layout; kernels of one layout share them. Raises KernelFault."""
+        """Return the copies, in the kernel's layout; kernels of one layout share them. Raises KernelFault."""
         layout = kernel.layout
         if layout not in self._kept:
             first = kernel.upload(self.matrix.fmt, self.matrix.rows)
@@ -42,8 +42,8 @@ class Ours:
         return self._kept[layout]
 
     def works(self, kernel: ShippedKernel, m: int, out: Any) -> list[Callable[[], None]]:
-        """The product of m tokens by each copy, into one buffer."""
-        x = self.matrix.x.on_card[:m].reshape(-1).view(np.uint8)
+        """Return a function per copy that multiplies it by m tokens, all into one buffer."""
+        x = self.matrix.x.on_gpu[:m].reshape(-1).view(np.uint8)
 
         def work(of: Weights) -> Callable[[], None]:
             return lambda: kernel.spec.launch.multiply_values(kernel.site, of, x, out, m)
@@ -51,7 +51,7 @@ class Ours:
         return [work(of) for of in self.weights(kernel)]
 
     def check(self, kernel: ShippedKernel, m: int) -> None:
-        """Compare the product that is timed, at the first and last rows. Raises KernelFault where it is wrong.
+        """Check the timed product at the first and last rows. Raises KernelFault if it is incorrect.
 
         A kernel that adds in ascending k must have the naive kernel's bits for every token; another, at the first and
         last tokens, those of the exact product in its order. One that declares no order is judged there as in a
@@ -59,7 +59,7 @@ class Ours:
         """
         matrix, n = self.matrix, self.matrix.n
         out = self.queue.output(4 * m * n)
-        out.fill(0xFF)  # NaN: memory that is used again may hold what another kernel wrote there
+        out.fill(0xFF)  # NaN: reused memory may hold the outputs of another kernel
         self.works(kernel, m, out)[0]()
         y, naive = out.view(np.float32).reshape(m, n), KERNELS.get(f"{kernel.semantics}_naive")
         if naive is not None and kernel.order == naive.order == ASCENDING and kernel.name != naive.name:
@@ -67,14 +67,14 @@ class Ours:
         else:
             right = self._as_exact(kernel, y, m)
         if not right:
-            what = "other bits than it should" if kernel.order is not None else "outputs outside the bound"
+            what = "incorrect bits" if kernel.order is not None else "outputs outside the bound"
             raise KernelFault(f"{kernel.name} has {what}: {matrix.fmt.name}, M {m}, N {n}, K {matrix.k}")
 
     def _as_naive(self, naive: KernelSpec, y: Any, m: int) -> bool:
         matrix, rows = self.matrix, ends(self.matrix.n, CHECKED_ROWS)
         of, expected = ShippedKernel(naive, self.queue), self.queue.output(4 * m * len(rows))
         expected.fill(0x7F)
-        x = matrix.x.on_card[:m].reshape(-1).view(np.uint8)
+        x = matrix.x.on_gpu[:m].reshape(-1).view(np.uint8)
         naive.launch.multiply_values(of.site, of.upload(matrix.fmt, matrix.rows[rows]), x, expected, m)
         got = self.cupy.ascontiguousarray(y[:, self.cupy.asarray(rows)]).reshape(-1).view(np.uint8)
         return bool((got == expected).all())
@@ -90,14 +90,14 @@ class Ours:
         return judge(np.ascontiguousarray(got), exact).passed
 
     def alone(self, kernel: ShippedKernel, m: int) -> float:
-        """Microseconds of one product, launched by itself, unchecked: for what is not worth a measurement. Where that
-        may be the time of its launches, of a few products in a graph."""
+        """Return the microseconds of one unchecked product, launched by itself: an estimate. If this may be the time of
+        its launches, a few products in a graph are timed instead."""
         works = self.works(kernel, m, self.queue.output(4 * m * self.matrix.n))
         us = once_us(works[0], self.cupy)
         return us if us > _LAUNCHES_US else few_us(works[:_FEW_PRODUCTS], self.cupy)
 
     def time(self, kernel: ShippedKernel, m: int, repeat: int) -> float:
-        """Microseconds of a product."""
+        """Return the microseconds of a product."""
         works = self.works(kernel, m, self.queue.output(4 * m * self.matrix.n))
         return graph_us(works * rounds_of(m), repeat, self.cupy)
 

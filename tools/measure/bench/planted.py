@@ -42,13 +42,14 @@ from gguf_verify.support.output import write_lines
 from gguf_verify.verification import verify
 
 from ..inputs import Floats
+from ..measure import add_results
 from ..one_block import OneBlock, Plan, flipped, low_bits
 from . import growth, records
 from .models import RandomModel, model_file
-from .options import add_results, add_shape, add_verification, models_of, prompt_of, results_of, shape_fields
+from .options import add_shape, add_verification, models_of, prompt_of, results_of, shape_fields
 from .verify import device_of
 
-#: Weights that are drawn for a fault before none is found whose code can be wrong alone.
+#: Number of random weights that are tried before giving up on one whose code can be wrong alone.
 _TRIES = 100
 
 
@@ -66,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 # ---- the fault -------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: Model, rng: np.random.Generator) -> Plan:
-    """A weight of the model whose code is off by one. Raises UsageError where no code can be wrong alone."""
+def random_fault(model: Model, rng: np.random.Generator) -> Plan:
+    """Return a random weight of the model with its code off by one. Raises UsageError if no code can be wrong alone."""
     there = [t for t in model.tensors.values() if len(t.shape) == 2 and t.name != "token_embd.weight"]
     weights = np.array([t.n_rows * t.k for t in there], np.float64)
     for _ in range(_TRIES):
@@ -79,7 +80,7 @@ def drawn(model: Model, rng: np.random.Generator) -> Plan:
         block, number = divmod(at, fmt.block_size)
         blocks = np.asarray(tensor.raw).reshape(-1, fmt.block_bytes)
         original = blocks[row * (tensor.k // fmt.block_size) + block].copy()
-        if (blocks == original).all(axis=1).sum() > 1:  # the kernel knows it by its bytes
+        if (blocks == original).all(axis=1).sum() > 1:  # the kernel recognizes it by its bytes
             continue
         before = fmt.decode(original[None])[0]
         for bit in low_bits(fmt):
@@ -105,7 +106,7 @@ class _Sizes:
 
 
 class _Measured(OneBlock):
-    """As OneBlock; it tells how large the errors are."""
+    """Like OneBlock; records the size of the errors."""
 
     def __init__(self, inner: Kernel, plan: Plan, sizes: _Sizes) -> None:
         super().__init__(inner, plan)
@@ -130,7 +131,7 @@ class _Family(FamilyOnHost):
 
 
 def faulty(right: ShippedKernel | FamilyOnHost, plan: Plan, sizes: _Sizes) -> Candidate:
-    """The kernel with the fault."""
+    """Return the kernel with the fault."""
     return _Measured(right, plan, sizes) if isinstance(right, ShippedKernel) else _Family(right, plan, sizes)
 
 
@@ -139,10 +140,10 @@ def faulty(right: ShippedKernel | FamilyOnHost, plan: Plan, sizes: _Sizes) -> Ca
 
 @dataclass
 class _Trials:
-    """What came of the faults of one model.
+    """Results of the faults of one model.
 
     Args:
-        promises: matrix → the size of an error that is never missed; 0 where the matrix was judged whole.
+        promises: matrix → the size of an error that is never missed; 0 if the matrix was judged whole.
     """
 
     path: Path
@@ -159,11 +160,11 @@ class _Trials:
 
     def _report(self, kernel: Candidate, tensor: str, thorough: bool) -> Report:
         options = Options(
-            # no sandbox: nothing of others runs, and one would hide the model, which lies in this run's folder
+            # no sandbox: no foreign code runs, and a sandbox would hide the model, which is in this run's folder
             prompt=self.prompt, n_predict=1, tensor=f"^{tensor}$", probes="brief", progress=False, seed=0,
             thorough=thorough, exit_first=True, reference=self.reference, sandbox="none",
         )  # fmt: skip
-        # what takes longest, does not concern the place, and multiplies other activations
+        # diagnoses take longest, do not affect the place, and multiply other activations
         undiagnosed = mock.patch.object(explain, "MOST_DIAGNOSES", 0)
         with undiagnosed, mock.patch.object(gemm, "blame", return_value=None):
             report = verify(self.path, kernel, self.kernel.host, ("layers",), options)
@@ -172,7 +173,7 @@ class _Trials:
         return report
 
     def promise(self, tensor: str) -> float:
-        """The size of an error of this matrix that is never missed."""
+        """Return the size of an error of this matrix that is never missed."""
         if tensor not in self.promises:
             report = self._report(self.kernel, tensor, thorough=False)
             self.right &= report.exit_code == 0
@@ -196,12 +197,13 @@ class _Trials:
 
 
 def measure(args: argparse.Namespace, model: RandomModel, path: Path, host: Host) -> tuple[str, records.Planted]:
-    """The device and the record."""
+    """Return the device and the record."""
     prompt = prompt_of(args.tokens)
     trials = _Trials(path, on_host(find_kernel(args.kernel), host), prompt, args.reference)
     rng = np.random.default_rng((args.seed, args.count))
     with open_model(path) as opened:
-        plans = [(plan, opened.tensors[plan.tensor].n_rows) for plan in (drawn(opened, rng) for _ in range(args.count))]
+        faults = [random_fault(opened, rng) for _ in range(args.count)]
+        plans = [(plan, opened.tensors[plan.tensor].n_rows) for plan in faults]
     for plan, n in tqdm(plans, desc="planting faults", unit="fault", disable=None):
         trials.plant(plan, n)
     info = host.info()
@@ -214,7 +216,7 @@ def measure(args: argparse.Namespace, model: RandomModel, path: Path, host: Host
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, save and print; returns the exit code."""
+    """Measure, save and print. Returns the exit code."""
     if args.count < 1:
         raise UsageError("--count must be at least 1")
     results, wrong = results_of(args, records.Planted), False

@@ -4,13 +4,13 @@ A thread samples /proc while the command runs, ten times a second. If sampling i
 does so less often, so that sampling takes at most a twentieth of the time.
 
     memory  the sum over all processes of the proportional set size, which counts a shared page once (of the resident
-            set, where the kernel tells no other); the part that no file backs is also kept apart
-    cores   user and system time of each process, as last seen, so that the last moments of each are missing; over the
-            wall time and the cores that the command may use
-    disk    the time in which the device that holds a file had requests (/proc/diskstats, field 10), of whatever
-            process; and what all processes had to fetch from storage (read_bytes of /proc/PID/io)
+            set, if the kernel reports no other); anonymous memory is also counted separately
+    cores   user and system time of each process, as last sampled, so the last moments of each are missing; divided by
+            the wall time and the number of cores that the command may use
+    disk    the time in which the device that holds a file had requests (/proc/diskstats, field 10) of any
+            process; and the bytes that all processes read from storage (read_bytes of /proc/PID/io)
     GPUs    the mean over samples and GPUs of NVML's utilisation, four times a second: the share of the time before each
-            sample in which a kernel of whatever process ran; and the sum over GPUs of the largest memory in use
+            sample in which a kernel of any process ran; and the sum over GPUs of the largest memory in use
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EVERY, _LOOKING = 0.1, 20
 
 
 def tree(pid: int) -> list[int]:
-    """A process, its children, and theirs."""
+    """Return a process and all of its descendants."""
     out = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -43,8 +43,8 @@ def tree(pid: int) -> list[int]:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Bytes of a process's proportional set, which counts a shared page once, and the part of it that no file backs.
-    Where the kernel tells no proportional set, as gVisor, they are those of the resident set."""
+    """Return the bytes of a process's proportional set, which counts a shared page once, and of its anonymous part.
+    If the kernel reports no proportional set, as in gVisor, they are those of the resident set."""
     whole = anonymous = 0
     rollup = Path(f"/proc/{pid}/smaps_rollup")
     if not rollup.exists():

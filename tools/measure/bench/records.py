@@ -22,7 +22,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         backend: on which it ran, in words.
         threads: of its CPU backend.
-        seconds: the median of several evaluations, the first left out.
+        seconds: the median of several evaluations, without the first.
     """
 
     backend: str
@@ -41,8 +41,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         kernel: as the command line had it; host: where it ran.
     """
 
-    #: Names of the fields that say what was asked for.
-    asked: ClassVar[tuple[str, ...]] = ()
+    #: Names of the fields that identify the requested measurement.
+    requested: ClassVar[tuple[str, ...]] = ()
 
     date: str
     layers: int
@@ -59,11 +59,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> dict[str, Any]:
-        """What was asked for: of records with the same, the last one counts."""
-        return {name: getattr(self, name) for name in (*_ASKED, *self.asked)}
+        """Return what identifies the measurement: of records with the same key, the last one counts."""
+        return {name: getattr(self, name) for name in (*_REQUESTED, *self.requested)}
 
 
-_ASKED = ("type", "kernel", "host", "vocab", "layers", "width", "ff", "heads", "kv_heads", "tokens")
+_REQUESTED = ("type", "kernel", "host", "vocab", "layers", "width", "ff", "heads", "kv_heads", "tokens")
 
 
 class Run(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,16 +72,16 @@ class Run(Record, frozen=True, kw_only=True, omit_defaults=True):
     Args:
         predicted: tokens after the prompt.
         thorough, options: as the command line had them; further options in words.
-        gpus: how many GPUs it might use; 0 where nothing was said.
+        gpus: the number of GPUs that it could use; 0 if not limited.
         ray: it ran in processes of Ray.
         verdict: of the report.
         seconds: from start to exit; `rungs`: of each.
-        above: bytes of the largest memory, less the file's size; None where it was not seen.
-        processor, disk, fetched, gpu, gpu_memory: see `processes.Measured`; None where it was not measured.
-        llama: of the same prompt; None where it was not measured.
+        above: bytes of the largest memory, less the file's size; None if unknown.
+        processor, disk, fetched, gpu, gpu_memory: see `processes.Measured`; None if not measured.
+        llama: of the same prompt; None if not measured.
     """
 
-    asked = ("predicted", "thorough", "options", "ray", "gpus")
+    requested = ("predicted", "thorough", "options", "ray", "gpus")
 
     predicted: int
     verdict: str
@@ -104,17 +104,17 @@ class Planted(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Faults of one code each that were planted, each verified by itself.
 
     Args:
-        seed: that drew them; `planted`: how many.
-        seen: in how many cases any output of the verification had other bits.
-        promised: in how many an output of some token was off by more than the sample promises to find.
-        promised_found: of these, how many failed at the fault's row; `found`: of all.
-        thorough: how many failed there with `--thorough`.
+        seed: random seed; `planted`: the number of faults.
+        seen: number of faults that changed a bit of any output of the verification.
+        promised: number of faults that moved an output by more than the sample promises to find.
+        promised_found: number of these that were found at the fault's row; `found`: of all faults.
+        thorough: number of faults found there with `--thorough`.
         smallest: the largest of the errors, as shares of the outputs' size, above which the samples promise to find
-            one; 0 where all matrices were judged whole.
+            one; 0 if all matrices were judged whole.
         right: without a fault, every matrix that had one was verified.
     """
 
-    asked = ("seed", "planted")
+    requested = ("seed", "planted")
 
     seed: int
     planted: int
@@ -141,7 +141,8 @@ def load(kind: type[R], path: Path) -> Results[R]:
 
 
 def merged(results: Results[R], others: Results[R]) -> Results[R]:
-    """Both; of records of one device with the same key, those of `others`. Records are sorted by their keys."""
+    """Merge two results; of records of one device with the same key, `others` wins. Records are sorted by their
+    keys."""
     devices = dict[str, tuple[R, ...]]()
     for device in sorted({*results, *others}):
         runs = {tuple(run.key.values()): run for of in (results, others) for run in of.get(device, ())}

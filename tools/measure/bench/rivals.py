@@ -17,29 +17,28 @@ import numpy as np
 from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import CHECKOUT
 
-from .card import Queue, copies_of, median_us, rounds_of
-from .dequantized import Dequantizer
 from .figures import DEQUANTIZED
-from .matrices import CHECKED_TOKENS, LIMIT_8_BITS, LIMIT_HALVES, Matrix, ends, nmse
+from .gpu import Queue, copies_of, median_us, rounds_of
+from .matrices import CHECKED_TOKENS, LIMIT_8_BITS, LIMIT_HALVES, Dequantizer, Matrix, ends, nmse
 
 #: Where examples/engines/build.py leaves vLLM's kernels.
 BUILT = CHECKOUT / "examples" / "engines" / "built"
 VLLM, TRITON = "vLLM CUDA", "vLLM Triton"
 VEC, MAT = "ggml_mul_mat_vec_a8", "ggml_mul_mat_a8"
 #: Types that vLLM's kernels for many tokens multiply, and further ones that its others take (csrc/gguf/gguf_kernel.cu,
-#: dequantize.cuh). Given any other type, its dequantization calls a function that is not there.
+#: dequantize.cuh). For any other type, its dequantization calls a missing function.
 MANY_TYPES = frozenset(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"))
 MORE_TYPES = frozenset(
     ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS")
 )  # fmt: skip
-#: Triton compiles its kernels anew for each type and for classes of shapes: some types, and some M.
+#: Triton compiles its kernels anew for each type and class of shapes, so only some types and M are timed.
 TRITON_TYPES, TRITON_TOKENS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K"), (1, 64, 512)
-#: Tokens up to which vLLM takes its kernel for few tokens; both are timed where both may be the faster one.
+#: Largest number of tokens for vLLM's kernel for few tokens, and least number for the other; both are timed in between.
 _FEW, _MANY = 16, 8
 
 
 def torch_graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any) -> float:
-    """As `card.graph_us`, of works that allocate through PyTorch."""
+    """Like `gpu.graph_us`, for works that allocate through PyTorch."""
     import torch
 
     torch.cuda.synchronize()
@@ -53,13 +52,13 @@ def torch_graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any
         try:
             for work in works:
                 work()
-        finally:  # or nothing else could run
+        finally:  # otherwise nothing else could run
             graph.capture_end()
         return median_us(graph.replay, len(works), repeat, cupy)
 
 
 class Rivals:
-    """What there is of them. Raises ImportError without PyTorch."""
+    """The installed alternatives. Raises ImportError without PyTorch."""
 
     def __init__(self, queue: Queue) -> None:
         import torch
@@ -91,7 +90,7 @@ class Rivals:
     # ---- cuBLAS of weights that are not quantized --------------------------------------------------------------------
 
     def cublas(self, m: int, n: int, k: int, repeat: int) -> dict[str, float]:
-        """Microseconds on halves, and on int8 where it takes the shape. Raises KernelFault."""
+        """Return the microseconds with halves, and with int8 if it supports the shape. Raises KernelFault."""
         torch = self._torch
         found = {}
         for name, dtype, nbytes in (("cuBLAS fp16", torch.float16, 2), ("cuBLAS int8", torch.int8, 1)):
@@ -118,7 +117,7 @@ class Rivals:
     # ---- quantized weights -------------------------------------------------------------------------------------------
 
     def of(self, matrix: Matrix) -> OfMatrix:
-        """Those that multiply such weights."""
+        """Return the alternatives that multiply such weights."""
         return OfMatrix(self, matrix)
 
 
@@ -128,14 +127,14 @@ class OfMatrix:
     def __init__(self, rivals: Rivals, matrix: Matrix) -> None:
         self._rivals, self._torch, self._matrix = rivals, rivals._torch, matrix
         count = copies_of(matrix.nbytes)
-        self._raw = [matrix.on_card, *(matrix.on_card.copy() for _ in range(count - 1))]
+        self._raw = [matrix.on_gpu, *(matrix.on_gpu.copy() for _ in range(count - 1))]
         self._weights = [self._torch.as_tensor(w, device="cuda") for w in self._raw]
-        self._x = self._torch.as_tensor(matrix.x.on_card, device="cuda").half()
+        self._x = self._torch.as_tensor(matrix.x.on_gpu, device="cuda").half()
         self._scratch = self._torch.empty(matrix.n, matrix.k, dtype=self._torch.float16, device="cuda")
         self._refused: set[str] = set()
 
     def names(self, m: int, all_of: bool) -> Iterator[tuple[str, str, Callable[[int], Any], float]]:
-        """Rival, how it does it, the work on a copy, and the limit of its NMSE; `all_of`: vLLM's products too."""
+        """Yield each rival: name, variant, work on a copy, and limit of its NMSE; `all_of`: vLLM's products too."""
         rivals, fmt, n, k = self._rivals, self._matrix.fmt, self._matrix.n, self._matrix.k
         torch, x, scratch = self._torch, self._x[:m], self._scratch
         out = torch.empty(m, n, dtype=torch.float16, device="cuda")
@@ -161,7 +160,7 @@ class OfMatrix:
             yield TRITON, "", lambda i: multiply(self._weights[i], x, fmt.type_id, n), LIMIT_HALVES
 
     def time(self, m: int, repeat: int, all_of: bool) -> Iterator[tuple[str, str, float | str]]:
-        """Rival, how it does it, and microseconds of a product of m tokens, or why there are none."""
+        """Yield each rival: name, variant, and microseconds of a product of m tokens, or why it was not timed."""
         for name, how, work, limit in self.names(m, all_of):
             if (key := f"{name} {how}") in self._refused:
                 continue

@@ -1,7 +1,7 @@
 """Instructions of a kernel's inner loop, counted in the GPU's machine code (SASS), and the resulting roof.
 
-The inner loop is the smallest one that holds the most products. An *output and slice* is what 32 weights contribute to
-one output: 32 products of integers or halves, and whatever the kernel does beside them.
+The inner loop is the smallest one that holds the most products. An *output and slice* is the contribution of 32 weights
+to one output: 32 products of integers or halves, and the kernel's other operations for them.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Loop:
     depth: int
 
     def each(self, count: int, group: int) -> float:
-        """Of so many instructions of a warp, those of a lane for each output and slice. Where fewer values share a
-        scale than an instruction multiplies, the others are zero."""
+        """Return a lane's instructions for each output and slice, from a number of instructions of a warp. If fewer
+        values share a scale than an instruction multiplies, the others are zero."""
         useful = self.products * min(1.0, group / self.depth)
         return count * _LANES * _SLICE / useful
 
     def roof(self, group: int, multiprocessors: int, ghz: float) -> float:
-        """TFLOP/s (two operations a product) at which the schedulers start an instruction in every cycle."""
+        """Return the TFLOP/s (two operations a product) if the schedulers start an instruction in every cycle."""
         lanes = multiprocessors * _SCHEDULERS * _LANES * ghz / 1e3
         return 2 * _SLICE * lanes / self.each(self.instructions, group)
 
 
 def disassembler() -> Path | None:
-    """`nvdisasm`, from the environment, CUDA's toolkit, or Triton's package; None where there is none."""
+    """`nvdisasm`, from the environment, CUDA's toolkit, or Triton's package; None if there is none."""
     found = (shutil.which("nvdisasm", path=where) for where in (None, "/usr/local/cuda/bin"))
     given = os.environ.get("NVDISASM") or next(filter(None, found), None)
     if given:
@@ -76,7 +76,7 @@ def disassembler() -> Path | None:
 
 
 def disassembled(cubin: bytes, program: Path) -> str:
-    """The text of a cubin's code. Raises OSError, subprocess.CalledProcessError."""
+    """Return the disassembly of a cubin. Raises OSError, subprocess.CalledProcessError."""
     with scratch.temporary("sass") as folder:
         path = Path(folder, "code.cubin")
         path.write_bytes(cubin)
@@ -84,7 +84,7 @@ def disassembled(cubin: bytes, program: Path) -> str:
 
 
 def inner_loop(text: str, entry: str) -> Loop | None:
-    """The inner loop of a kernel in a disassembly; None where none of its loops multiplies by such instructions."""
+    """Return the inner loop of a kernel in a disassembly; None if none of its loops multiplies by such instructions."""
     names: list[tuple[str, str]] = []
     labels: dict[str, int] = {}
     inside = False
@@ -102,7 +102,7 @@ def inner_loop(text: str, entry: str) -> Loop | None:
 
 
 def _loops(names: Sequence[tuple[str, str]], labels: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """Where loops begin and end: from the target of a branch backwards to behind the branch."""
+    """Yield the begin and end of loops: from the target of a backward branch to behind the branch."""
     for i, (name, rest) in enumerate(names):
         target = _TARGET.search(rest) if name.startswith("BRA") else None
         if target and labels.get(target[1], i + 1) <= i:

@@ -20,15 +20,15 @@ from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import kernel_root
 
 from ..markdown import table
-from .card import Queue, median_us
+from .gpu import Queue, median_us
 
 Floats = npt.NDArray[np.float32]
 Record = dict[str, Any]
 
 CARDS = Cards(exact="90a")
-#: What a minimum is multiplied by, as common.cuh calls it → the types whose terms are so, and float operations of one.
+#: The factor of a minimum, by its name in common.cuh → the types with such terms, and the float operations of a term.
 MINIMA = {"OFFSET": (("Q4_0", "Q5_0"), 2), "NONE": (("Q8_0",), 2), "MEETS_S": (("Q4_1", "Q5_1"), 3)}
-#: Arrangement → columns of a product and warpgroups: those whose registers suffice for every kind of terms.
+#: Arrangement → columns of a product and warpgroups for which registers suffice for every kind of terms.
 SHAPES = {
     "PRODUCTS": ((64, 2), (64, 4), (128, 2)),
     "TERMS_ALONE": ((64, 2), (64, 4), (128, 2)),
@@ -36,12 +36,12 @@ SHAPES = {
     "OVERLAPPED": ((64, 2), (64, 3), (128, 2)),
     "APART": ((64, 2), (64, 3), (64, 4), (128, 2)),
 }
-#: The same with tokens' scales that are loaded, and tiles of rows that share them.
+#: The same with loaded scales of tokens, and the number of tiles of rows that share them.
 LOADED_SHAPES = {
     "IN_TURN": ((64, 2, 1), (64, 2, 2)),
     "OVERLAPPED": ((64, 2, 1),),
 }
-#: What the best kernels are compared at.
+#: Number of tokens at which the best kernels are compared.
 MOST_TOKENS = 4096
 _SLICE, _ROWS = 32, 64
 _LOADED = "with scales"
@@ -51,7 +51,7 @@ _FLOP = 2e-3 * 600e12
 
 @dataclass(frozen=True)
 class Probe:
-    """One variant of the probe, which its source says more of.
+    """One variant of the probe; see its source.
 
     Args:
         arrangement: of SHAPES.
@@ -179,7 +179,7 @@ def _fma(a: Floats, b: Floats, c: Floats) -> Floats:
 
 
 def probes() -> Iterator[Probe]:
-    """All that are timed."""
+    """Yield all timed probes."""
     for arrangement, shapes in SHAPES.items():
         for minimum in MINIMA if arrangement != "PRODUCTS" else ("NONE",):
             for tokens, warpgroups in shapes:
@@ -189,15 +189,15 @@ def probes() -> Iterator[Probe]:
 
 
 def measured(queue: Queue, repeat: int) -> list[Record]:
-    """Time the probes on every multiprocessor of a card; nothing on a card without `wgmma`. Raises KernelFault where
-    one is wrong, EnvironmentFault."""
+    """Time the probes on every multiprocessor of a GPU; none on a GPU without `wgmma`. Raises KernelFault if one is
+    incorrect, and EnvironmentFault."""
     found: list[Record] = []
     for probe in probes() if CARDS.target(str(queue.sm)) else ():
         few = probe.launch(queue, 1, 2)
-        few.args[-2].fill(0x7F)  # the memory may hold right outputs of the probe before
+        few.args[-2].fill(0x7F)  # the memory may hold correct outputs of the previous probe
         few()
         if few.outputs.tobytes() != probe.expected(2).tobytes():
-            raise KernelFault(f"the probe of terms has other bits than it should: {probe}")
+            raise KernelFault(f"the probe of terms has incorrect bits: {probe}")
         blocks = queue.multiprocessors
         turns = int(_FLOP / blocks / probe.flop) // 2 * 2
         us = median_us(probe.launch(queue, blocks, turns), 1, repeat, queue.cupy)
@@ -210,19 +210,19 @@ def measured(queue: Queue, repeat: int) -> list[Record]:
 
 
 _WORDS = """\
-What bounds a kernel in fact was measured: the card was given the instructions that the definition `q8_1` demands, and
-no others. For each slice they are two `wgmma` of halves into new sums, and for each output two or three float
-operations; there is no unpacking and there are no barriers. Rates are in TFLOP/s of the products to which the
+The actual bound of such kernels was measured: the GPU executed only the instructions that the definition `q8_1`
+requires. For each slice these are two `wgmma` of halves into new sums, and for each output two or three float
+operations; nothing is unpacked, and there are no barriers. Rates are in TFLOP/s of the products to which the
 instructions belong, the best of several sizes. *In turn*: a warpgroup adds terms after its products, while others
 multiply. *Overlapped*: it multiplies the next slice while it adds the terms of one. *Apart*: some warpgroups only
-multiply, and others only add terms of sums that they always had; no kernel can do that, since a term needs a sum that
-was just computed. *With scales* is the better one of the first two, with tokens' scales that are loaded from shared
-memory for each slice, as every slice has others; up to there they are held in registers. The fastest kernel is shown
-with its share of that rate. It also waits for its weights and activations, and unpacks codes."""
+multiply, and others only add terms of constant sums; no kernel can do that, since a term needs a sum that was just
+computed. *With scales* is the better one of the first two, with tokens' scales loaded from shared memory for each
+slice; in the other columns they stay in registers. The fastest kernel is shown with its share of that rate. It also
+waits for its weights and activations, and unpacks codes."""
 
 
 def shown(data: dict[str, Any], family: str) -> str:
-    """The best rate of each arrangement, and that of the family's fastest kernel beside it; "" where none was timed."""
+    """Format the best rate of each arrangement and of the family's fastest kernel; "" if none was timed."""
     best: dict[tuple[str, str], float] = {}
     for r in data.get("terms", []):
         key = _LOADED if r["loaded"] else r["arrangement"], r["minimum"]

@@ -41,9 +41,10 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.paths import CHECKOUT
 
+from ..measure import add_results
 from . import growth, records
 from .models import RandomModel, model_file
-from .options import add_results, add_shape, add_verification, models_of, prompt_of, results_of, shape_fields
+from .options import add_shape, add_verification, models_of, prompt_of, results_of, shape_fields
 from .processes import Measured, measured, visible_gpus
 
 _EVALUATIONS, _MOST_SECONDS = 5, 60.0
@@ -73,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(model: Path, arguments: Sequence[str], **watched: Any) -> tuple[dict[str, Any], Measured]:
-    """The JSON report of a run, and what it cost. Further arguments are those of `measured`. Raises EnvironmentFault
-    where there is no report."""
+    """Return the JSON report of a run, and its cost. Further arguments are those of `measured`. Raises EnvironmentFault
+    if there is no report."""
     with scratch.temporary("measure") as folder:
         out = folder / "report.json"
         script = CHECKOUT / "scripts" / "verify_model.py"
@@ -86,7 +87,7 @@ def verify(model: Path, arguments: Sequence[str], **watched: Any) -> tuple[dict[
 
 
 def evaluated(model: Path, prompt: str, backend: str, threads: int) -> tuple[int, records.Evaluation]:
-    """Tokens of the prompt, and llama.cpp's own evaluation of it."""
+    """Return the number of tokens of the prompt, and llama.cpp's own evaluation of it."""
     with Llama() as llama:
         llama.model.open(model, threads, backend=backend)
         tokens = llama.model.tokenize(prompt)
@@ -108,7 +109,7 @@ def device_of(gpu: str | None) -> str:
 
 @dataclass(frozen=True)
 class _Work:
-    """A run that is to be measured."""
+    """A run to measure."""
 
     args: argparse.Namespace
     model: RandomModel
@@ -116,7 +117,7 @@ class _Work:
     gpus: int
 
     def measure(self, path: Path) -> tuple[str, records.Run]:
-        """The device and the record."""
+        """Return the device and the record."""
         args = self.args
         seen = visible_gpus()
         if self.gpus > len(seen):

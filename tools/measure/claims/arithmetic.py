@@ -79,10 +79,10 @@ def reuse(s: Sources) -> Claim:
         rows.append([f"`{name}`", figure(bytes_of), f"{speed:g}", share])
     gain, factor = after / before, naive / tiled
     as_much = abs(gain / factor - 1) <= 0.1
-    said = "true" if as_much else f"true only for the bytes that are read; the gain is {figure(gain)}× on one "
+    text = "true" if as_much else f"true only for the bytes that are read; the gain is {figure(gain)}× on one "
     return Claim(
         "In a tile of T × T outputs each loaded value is used T times, so the kernel is T times as fast.",
-        said + ("" if as_much else card_of(s.benchmarks)),
+        text + ("" if as_much else card_of(s.benchmarks)),
         (
             f"The tile of `q8_1_tiled` has {tokens} tokens and {rows_of} rows. The table shows the bytes loaded for 32 "
             f"products of one Q4_0 output ({fmt.block_bytes} + 36 without a tile; in a tile, all its outputs share the "

@@ -289,7 +289,7 @@ def one_figure_per_format(s: Sources) -> Claim:
     """Measure how much the error of a format depends on the distribution of the weights."""
     rng = np.random.default_rng(30)
     shape = (N, K)
-    drawn: dict[str, Floats] = {
+    random: dict[str, Floats] = {
         "Gaussian": gaussian(31, *shape),
         "uniform": 2 * rng.random(shape, np.float32) - 1,
         "Laplace": rng.laplace(size=shape).astype(np.float32),
@@ -298,7 +298,7 @@ def one_figure_per_format(s: Sources) -> Claim:
     }
     found: dict[str, dict[str, list[float]]] = {f.name: {} for f in FIVE}
     for fmt in FIVE:
-        for kind, of in [*((k, [w]) for k, w in drawn.items()), ("`tiny-F16`", list(real_weights().values()))]:
+        for kind, of in [*((k, [w]) for k, w in random.items()), ("`tiny-F16`", list(real_weights().values()))]:
             for w in of:
                 x = gaussian(32, 16, w.shape[1])
                 raw = s.llama.quantize(fmt.type_id, w)

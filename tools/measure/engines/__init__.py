@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import metadata
-from pathlib import Path
 
 from msgspec import structs
 
@@ -27,7 +26,7 @@ from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.version import project_version
 
-from ..measure import Measure
+from ..measure import Measure, add_results
 from . import page
 from .catalogue import Catalogue, Device, Engine, Finding, Kernel, read
 from .runs import NOT_RUN, Measured, Output, Row, repeat, run_kernel, today
@@ -62,15 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORDS",
         help="further options of `gguf-verify kernel`, such as '--probes brief'",
     )
-    add(
-        "--results",
-        type=Path,
-        default=page.RESULTS,
-        metavar="FILE",
-        help="file of results (default: docs/engines.json)",
-    )
-    add("--from", dest="other", type=Path, metavar="FILE", help="import the devices of another file of results")
-    add("--no-page", action="store_true", help="do not write the page")
+    add_results(parser, page.RESULTS, "import the devices of another file of results")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -83,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         before = results.get(options.device)
 
         def keep(measured: Measured) -> None:
-            results[options.device] = _merged(before, measured, catalogue)
+            results[options.device] = merged(before, measured, catalogue)
             page.save(results, options.results)
 
         more = options.options.split()
@@ -145,7 +136,7 @@ def measure(
             ))  # fmt: skip
 
 
-def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Measured:
+def merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Measured:
     """Add earlier rows and repetitions that were not or could not be repeated now, in the catalogue's order."""
     rows: dict[tuple[str, str], Row] = {(row.adapter, row.type): row for row in before.rows} if before else {}
     for row in now.rows:

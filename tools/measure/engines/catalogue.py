@@ -116,8 +116,8 @@ def read(folder: Path = FOLDER) -> Catalogue:
         engines = msgspec.convert(
             read_toml(folder / "engines.toml", "catalogue").get("engines", []), tuple[Engine, ...]
         )
-        said = read_toml(folder / "findings.toml", "list of findings").get("findings", [])
-        findings = msgspec.convert(said, tuple[Finding, ...])
+        listed = read_toml(folder / "findings.toml", "list of findings").get("findings", [])
+        findings = msgspec.convert(listed, tuple[Finding, ...])
     except msgspec.ValidationError as error:
         raise UsageError(f"{folder.name}: {error}") from None
     unknown = {f.engine for f in findings} - {e.name for e in engines}

@@ -36,26 +36,38 @@ def _kill(options: argparse.Namespace) -> int:
     data = results.load(options.results)  # fail now rather than after hours of work if the file is damaged
     sources = kill.hashes(kernel_root())
     before = report.records(data, sources)
-    kill.run(options, before)
     if options.mutant:
+        kill.run(options, before)
         return 0
     everything = kill.population(kernel_root())
-    lines = kill.finished(options.lines)
-    judged = lines if options.sample else before | lines
-    asked = [m for of_file in everything.values() for m in of_file]
+    requested = [m.id for of_file in everything.values() for m in of_file]
     if options.sample:
-        asked = kill.chosen(options, everything, before)
-    left = sum(m.id not in judged for m in asked)
-    if left:
-        print(f"{left} mutants remain; results are written when all are judged", file=sys.stderr)
-        return 0
-    found = {m.id: judged[m.id] for m in asked}
+        requested = [m.id for m in kill.chosen(options, everything, before)]
     counts = {file: len(some) for file, some in everything.items()}
-    part = "sample" if options.sample else "kill"
-    made = report.collected(found, counts, sources)
-    results.update(options.results, **{part: made})
-    wrong = [r for r in found.values() if r["outcome"] in ("missed", "passed")]
-    write_lines("\n".join([report.summary(made), *(f"SURVIVED {r['id']}: {r['by']}" for r in wrong)]))
+
+    def shown() -> tuple[results.Data, int, bool]:
+        """Print what is judged so far. Returns it, the number of mutants that remain, and whether a wrong one survives.
+
+        Every judged mutant is a line of --lines as soon as it is judged, so this is complete at any time.
+        """
+        lines = kill.finished(options.lines)
+        judged = lines if options.sample else before | lines
+        found = {name: judged[name] for name in requested if name in judged}
+        made = report.collected(found, counts, sources)
+        wrong = [r for r in found.values() if r["outcome"] in ("missed", "passed")]
+        write_lines("\n".join([report.summary(made), *(f"SURVIVED {r['id']}: {r['by']}" for r in wrong)]))
+        if left := len(requested) - len(found):
+            print(f"{left} mutants remain; the same command continues from {options.lines}", file=sys.stderr)
+        return made, left, bool(wrong)
+
+    try:
+        kill.run(options, before)
+    except KeyboardInterrupt:
+        shown()
+        raise
+    made, left, wrong = shown()
+    if not left:
+        results.update(options.results, **{"sample" if options.sample else "kill": made})
     return 1 if wrong else 0
 
 

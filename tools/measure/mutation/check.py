@@ -59,9 +59,9 @@ def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
         return {0: "verified", 1: "mismatch"}.get(done.returncode, f"exit code {done.returncode}")
 
 
-def agrees(outcome: str, said: str) -> bool:
+def agrees(outcome: str, given: str) -> bool:
     """Whether both verdicts are a pass, or neither is."""
-    return (outcome == "killed") == (said != "verified")
+    return (outcome == "killed") == (given != "verified")
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
@@ -74,14 +74,14 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     def one(entry: Record) -> str:
         mutant = mutants[entry["id"]]
         own = Subject(*entry["subject"].split()) if "subject" in entry else subjects(kernel_root(), mutant.file)[0]
-        said = verdict(mutant, own, options.work)
-        print(f"{entry['id']}: {entry['outcome']}, {said}", file=sys.stderr, flush=True)
-        return said
+        given = verdict(mutant, own, options.work)
+        print(f"{entry['id']}: {entry['outcome']}, {given}", file=sys.stderr, flush=True)
+        return given
 
     with ThreadPoolExecutor(options.jobs) as pool:
         differing = [
-            {"id": entry["id"], "said": f"{entry['outcome']}, gguf-verify: {said}"}
-            for entry, said in zip(chosen, pool.map(one, chosen), strict=True)
-            if not agrees(entry["outcome"], said)
+            {"id": entry["id"], "said": f"{entry['outcome']}, gguf-verify: {given}"}
+            for entry, given in zip(chosen, pool.map(one, chosen), strict=True)
+            if not agrees(entry["outcome"], given)
         ]
     return {"mutants": len(chosen), "same": len(chosen) - len(differing), "differing": differing}

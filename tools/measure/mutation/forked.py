@@ -44,13 +44,13 @@ def forked(work: Callable[[Callable[[str], None]], Answer], seconds: float) -> A
         _answer(work, seconds, write)
     os.close(write)
     # RLIMIT_CPU counts processor time. This limit ends a process that waits; it is long, as the cores may be busy.
-    said, late = _read_all(read, 50 * seconds + 60)
+    output, late = _read_all(read, 50 * seconds + 60)
     if late:
         os.kill(pid, signal.SIGKILL)
     os.close(read)
     _, status, used = os.wait4(pid, 0)
     phase = ""
-    for line in said.splitlines():
+    for line in output.splitlines():
         with contextlib.suppress(ValueError):
             answer: Answer = json.loads(line)
             if answer.get("outcome") == "error":
@@ -91,12 +91,12 @@ def _answer(work: Callable[[Callable[[str], None]], Answer], seconds: float, wri
 
 def _read_all(descriptor: int, seconds: float) -> tuple[bytes, bool]:
     """Read all bytes. Returns them and whether the time ran out."""
-    said, end = b"", time.monotonic() + seconds
+    output, end = b"", time.monotonic() + seconds
     rest = select.poll()
     rest.register(descriptor, select.POLLIN)
     while rest.poll(1000 * max(0.0, end - time.monotonic())):
         part = os.read(descriptor, 65536)
         if not part:
-            return said, False
-        said += part
-    return said, True
+            return output, False
+        output += part
+    return output, True

@@ -27,7 +27,7 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.paths import PACKAGE, kernel_root
 
-from ..results import OTHER_CHECKS
+from ..results import OTHER_CHECKS, append_line, read_lines
 from ..workers import begin_worker
 from .forked import die_with_parent, forked
 from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
@@ -121,29 +121,26 @@ class MutantJudge:
         return [unit for unit in found if unit in first.values()]
 
     def batch(self, some: Sequence[Mutant]) -> Iterator[Record]:
-        """Yield the records of mutants of one file."""
+        """Yield the record of each mutant of one file as soon as it is known; survivors come last."""
         file = some[0].file
         source = (self.root / file).read_text()
         started = time.monotonic()
-        names = {f"m{i}": m for i, m in enumerate(some, 1)}
-        left = {name: m for name, m in names.items() if not m.unobservable}
+        for mutant in some:
+            if mutant.unobservable:
+                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable})
+        left = {f"m{i}": m for i, m in enumerate(some, 1) if not m.unobservable}
         tried: dict[str, list[tuple[Subject, Record]]] = {name: [] for name in left}
-        uncompilable: set[str] = set()
         for subject in subjects(self.root, file):
             within = {name: units for name, m in left.items() if (units := self.units(subject, m))}
+            uncompilable: set[str] = set()
             for name, found in self._of_subject(subject, left, within, source, uncompilable) if within else ():
                 tried[name].append((subject, found))
                 if found["outcome"] == "killed":
-                    yield _record(left[name], source, found, subject, time.monotonic() - started)
-            done = {n for n in within if n in uncompilable or (tried[n] and tried[n][-1][1]["outcome"] == "killed")}
-            left = {n: m for n, m in left.items() if n not in done}
-        for name, mutant in names.items():
-            if mutant.unobservable:
-                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable})
-            elif name in uncompilable:
-                yield _record(mutant, source, {"outcome": "uncompilable", "by": ""})
-            elif name in left:
-                yield self._survivor(mutant, source, tried[name], started)
+                    yield _record(left.pop(name), source, found, subject, time.monotonic() - started)
+            for name in sorted(uncompilable & left.keys()):
+                yield _record(left.pop(name), source, {"outcome": "uncompilable", "by": ""})
+        for name, mutant in left.items():
+            yield self._survivor(mutant, source, tried[name], started)
 
     def _of_subject(
         self, subject: Subject, mutants: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
@@ -309,17 +306,7 @@ def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 
 def finished(path: Path) -> dict[str, Record]:
     """Read a file with one record per line: id → record. Truncated lines are skipped."""
-    found: dict[str, Record] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            entry = json.loads(line)
-            found[entry["id"]] = entry
-    return found
-
-
-def _append(path: Path, entry: Record) -> None:
-    with path.open("a") as f:  # a single write, so that the lines of two workers do not mix
-        f.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    return {entry["id"]: entry for entry in read_lines(path) if "id" in entry}
 
 
 _JUDGE: MutantJudge | None = None
@@ -339,7 +326,7 @@ def _work(task: tuple[list[Mutant], Path, bool]) -> tuple[int, str]:
     assert _JUDGE is not None
     try:
         for entry in map(_compared, some) if compares else _JUDGE.batch(some):
-            _append(path, entry)
+            append_line(path, entry)
     except Exception as error:
         return len(some), f"{some[0].id if compares else some[0].file}: {error!r}"
     return len(some), ""

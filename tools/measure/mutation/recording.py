@@ -230,8 +230,8 @@ def record(subject: Subject, folder: Path) -> Recording:
     options = Options(tensor=TENSORS, threads=1, probes="brief", progress=False, seed=0)
     report = verify(model_in(subject.weights, folder), kernel, rungs=["blocks", "layers"], options=options)
     if report.exit_code:
-        said = [f.what for r in report.rungs for f in r.failures] + [str(r.fault) for r in report.rungs if r.fault]
-        raise KernelFault(f"{subject}: the shipped kernel is not verified: {report.verdict}; {said[:2]}")
+        problems = [f.what for r in report.rungs for f in r.failures] + [str(r.fault) for r in report.rungs if r.fault]
+        raise KernelFault(f"{subject}: the shipped kernel is not verified: {report.verdict}; {problems[:2]}")
     asked = kernel.taken()
     _add_expected(kernel, asked)
     _schedule(kernel, subject, host, asked)

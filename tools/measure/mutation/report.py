@@ -243,15 +243,15 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     missed = [_missed(s) for s in kill["survivors"] if s["outcome"] in ("missed", "passed")]
     lines += ["", "## Missed", "", "These change a bit for the given input, but no rung reported it.", ""]
     lines += missed or ["None."]
-    told: dict[str, list[str]] = {title: [] for title in _ABOUT}
+    listed: dict[str, list[str]] = {title: [] for title in _ABOUT}
     for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):
         why = reason(survivor, known)
         title = EXPLAINED if why else "Unexplained"
         if why == SAME_CODE or why.startswith(UNSEEN):
             title = PROVED if why == SAME_CODE else UNSEEN.capitalize()
-        said = why.removeprefix(f"{UNSEEN}: ")
-        told[title].append(f"- {_line(survivor)}" + (f": {said}" if said else ""))
-    for title, shown in told.items():
+        text = why.removeprefix(f"{UNSEEN}: ")
+        listed[title].append(f"- {_line(survivor)}" + (f": {text}" if text else ""))
+    for title, shown in listed.items():
         lines += ["", f"## {title}", "", _ABOUT[title], "", *(shown or ["None."])]
     return "\n".join(lines) + "\n"
 

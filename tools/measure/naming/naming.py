@@ -8,7 +8,6 @@ Faults of one block go through the rungs (places.py). The figures include the ve
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import sys
@@ -22,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from gguf_verify.diagnosis import FAULTS, Diagnosis, definitions, diagnose
-from gguf_verify.diagnosis.diagnose import FEWEST
+from gguf_verify.diagnosis.diagnose import FEWEST, Diagnosis, diagnose
 from gguf_verify.diagnosis.fault import Case
+from gguf_verify.diagnosis.faults import FAULTS
+from gguf_verify.diagnosis.identify import definitions
 from gguf_verify.diagnosis.operands import Predicted
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts.cpu_host import CpuHost
@@ -81,14 +81,14 @@ def answer(found: Diagnosis, fault: str) -> str:
 
 @cache
 def graph(path: Path, seed: int) -> tuple[Matrix, ...]:
-    """The model's matrices with their activations for a text of the seed."""
+    """Return the model's matrices with their activations for a text chosen by the seed."""
     return tuple(captured(path, [text(seed, 40)], 3 * TOKENS))
 
 
 @cache
 def real(kind: str, seeds: tuple[int, ...]) -> tuple[tuple[int, Matrix], ...]:
-    """For each seed and row length, the seed and ROWS + SPARE rows of a matrix that it chooses, in the format, with
-    TOKENS tokens. They are the model's own bytes where a fixture is of that type."""
+    """Return, for each seed and row length, the seed and ROWS + SPARE rows of a matrix that it chooses, in the format,
+    with TOKENS tokens. If a fixture has that type, they are the model's own bytes."""
     fmt = FORMATS[kind]
     own = [p for p in QUANTIZED if p.stem == f"tiny-{kind}"]
     out = []
@@ -110,8 +110,8 @@ def real(kind: str, seeds: tuple[int, ...]) -> tuple[tuple[int, Matrix], ...]:
 
 
 def rounded(p: Predicted, rng: np.random.Generator, exactly: bool) -> Floats:
-    """What a kernel with a fault might give: some rounding of what the fault predicts, and anything where it predicts
-    nothing."""
+    """Return possible outputs of a kernel with a fault: some rounding of the predicted values, and random values where
+    the fault predicts none."""
     noise = 0.0 if exactly else 0.005 * np.where(np.isfinite(p.bound), p.bound, 0) * rng.uniform(-1, 1, p.exact.shape)
     y = np.where(True if p.known is None else p.known, p.exact + noise, rng.standard_normal(p.exact.shape))
     with np.errstate(over="ignore"):
@@ -142,7 +142,8 @@ def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, 
 def replays(
     fmt: BlockFormat, matrix: Matrix, seed: int, diagnose_by: Diagnose = diagnose, every: int = 1
 ) -> Iterator[Outcome]:
-    """Each variant of each fault in each definition, or one of `every` so many; of faults with many, a sample."""
+    """Diagnose each variant of each fault in each definition, or one in `every`; of faults with many variants, a
+    sample."""
     rows = np.ascontiguousarray(matrix.rows[:ROWS])
     rng = np.random.default_rng((seed, fmt.type_id))
     number = 0
@@ -172,7 +173,7 @@ def replayed(kind: str, seeds: Sequence[int], every: int = 1, diagnose_by: Diagn
 
 
 def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
-    """A kernel compiled from altered sources, on a matrix for each seed and row length.
+    """Diagnose a kernel compiled from altered sources, on a matrix for each seed and row length.
 
     Raises EnvironmentFault if it does not compile.
     """
@@ -201,15 +202,15 @@ def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
 
 
 def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
-    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations: factors,
-    which are fitted to the outputs, and what has no name ("")."""
+    """Diagnose faults outside the catalogue on real weights and activations: factors, which are fitted to the outputs,
+    and faults without a name ("")."""
     fmt, out = FORMATS[kind], []
     for seed, matrix in real(kind, tuple(seeds)):
         rows = np.ascontiguousarray(matrix.rows[:ROWS])
         for semantics in definitions(fmt):
             p = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x).parts
             value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
-            # a definition that rounds between its terms is no sum of them
+            # a definition that rounds between its terms is not their sum
             position, block = ("", "") if p.half_products else ("position-factor", "block-factor")
             made = {
                 "one per cent": ("constant-factor", replace(p, d=1.01 * p.d, m=1.01 * p.m)),
@@ -226,7 +227,7 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             }  # fmt: skip
             if semantics.activations is not None:
                 made["0.01 per cent"] = "constant-factor", replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
-                if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's
+                if semantics.activations.block_size < matrix.k:  # otherwise it equals the neighbouring block's
                     made["scales of the next token"] = "", replace(p, e=np.roll(p.e, 1, axis=0))
             for which, (fault, parts) in made.items():
                 y = parts.predicted().exact.astype(np.float32)
@@ -276,19 +277,15 @@ class Kept:
     def __init__(self, path: Path | None, run: str) -> None:
         self._path, self._run = path, run
         self.outcomes: dict[str, list[Outcome]] = {}
-        for line in path.read_text().splitlines() if path and path.exists() else ():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a truncated line
-                entry = json.loads(line)
-                if entry["run"] == run:
-                    some = [Outcome(**{**o, "named": tuple(o["named"])}) for o in entry["outcomes"]]
-                    self.outcomes[entry["item"]] = some
+        for entry in results.read_lines(path) if path else ():
+            if entry.get("run") == run:
+                some = [Outcome(**{**o, "named": tuple(o["named"])}) for o in entry["outcomes"]]
+                self.outcomes[entry["item"]] = some
 
     def add(self, item: str, some: Sequence[Outcome]) -> None:
         """Keep the outcomes of an item."""
         if self._path:
-            entry = {"run": self._run, "item": item, "outcomes": [vars(o) for o in some]}
-            with self._path.open("a") as f:
-                f.write(json.dumps(entry) + "\n")
+            results.append_line(self._path, {"run": self._run, "item": item, "outcomes": [vars(o) for o in some]})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -344,7 +341,7 @@ def _share(part: int, whole: int) -> str:
     return f"{percent(part, whole)} ({part:,} of {whole:,})" if whole else "none"
 
 
-#: Of what results without a version are.
+#: The version of results without one.
 _BEFORE = "an earlier and smaller catalogue, before results kept its version"
 
 
@@ -357,14 +354,14 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
     ):
         answers, changing = Counter(figures[name]["answers"]), figures[name]["changing"]
         out += [
-            [f"right name: {what}", _share(answers[ALONE] + answers[TOGETHER], changing), "≥ 95 %"],
-            [f"wrong name: {what}", _share(answers[WRONG], changing), "0 %"],
+            [f"correct name: {what}", _share(answers[ALONE] + answers[TOGETHER], changing), "≥ 95 %"],
+            [f"incorrect name: {what}", _share(answers[WRONG], changing), "0 %"],
             [f"taken for another definition: {what}", _share(answers[DEFINITION], changing), ""],
         ]
     not_in_it = [figures[name] for name in ("outside", "sources outside")]
     wrong = sum(len(of[WRONG]) for of in not_in_it)
     out.append([
-        "wrong name: faults that are not in the catalogue", _share(wrong, sum(of["changing"] for of in not_in_it)),
+        "incorrect name: faults that are not in the catalogue", _share(wrong, sum(of["changing"] for of in not_in_it)),
         "0 %",
     ])  # fmt: skip
     return out + (places.rows(figures["places"]) if figures["places"] else [])
@@ -386,6 +383,4 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-MEASURE = Measure(
-    "naming", "whether faults are named and localised rightly", __doc__ or "", add_arguments, _run
-)  # fmt: skip
+MEASURE = Measure("naming", "whether diagnoses and localisations are correct", __doc__ or "", add_arguments, _run)

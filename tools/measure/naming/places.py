@@ -1,4 +1,4 @@
-"""Localisation: does a report give the tensor, row and block of a fault in a single block of weights?
+"""Localisation: whether a report gives the tensor, row and block of a fault in a single block of weights.
 
 The rungs `blocks` and `layers` run unchanged, on a kernel that gets one altered block (or whose outputs are altered as
 if it did). llama.cpp's graph is captured once for each model and played back.
@@ -97,7 +97,7 @@ class RecordedModel:
     library: Library
 
     def run(self, kernel: Kernel, tensor: str, rung: str) -> RungResult:
-        """The rung's result on one tensor."""
+        """Return the rung's result on one tensor."""
         run = Run(self.model, kernel, Options(tensor=f"^{tensor}$", probes="brief", progress=False, seed=0))
         self.session.wanted = tensor
         run.__dict__.update(session=self.session, library=self.library)
@@ -106,7 +106,7 @@ class RecordedModel:
 
 @contextmanager
 def recorded(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple[RecordedModel, RecordedModel]]:
-    """The model with its GEMMs whole, and cut to CUT rows each from a row that the seed chooses."""
+    """Provide the model with whole GEMMs, and with CUT rows of each, from a row that the seed chooses."""
     with Llama() as session, scratch.temporary("measure") as folder, open_model(path) as model:
         session.model.open(model, 1)
         session.model.make_context(64)
@@ -136,7 +136,7 @@ def recorded(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple
 
 
 def altered(fmt: WeightFormat, block: Bytes, other: Bytes, rng: np.random.Generator) -> dict[str, Bytes]:
-    """Kind of fault → what it makes of a block uint8[bytes] whose neighbour is `other`."""
+    """Return the altered block uint8[bytes] for each kind of fault; `other` is its neighbour."""
     any_bit = int(rng.integers(8 * len(block)))
     made = {
         "one wrong bit": flipped(block, any_bit // 8, 1 << any_bit % 8),
@@ -166,7 +166,7 @@ def altered(fmt: WeightFormat, block: Bytes, other: Bytes, rng: np.random.Genera
 
 
 def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Generator) -> Plan | None:
-    """A fault in a block, both drawn; None where the block occurs twice or the fault changes no value."""
+    """Return a random fault in a random block; None if the block occurs twice or the fault changes no value."""
     tensor = model.tensors[tensor_name]
     fmt = tensor.type.weights
     assert fmt is not None
@@ -198,9 +198,8 @@ def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Gene
 
 
 def judged(result: RungResult, plan: Plan) -> str:
-    """How good a report is: "right"; "unseen"; "row" where it names the tensor and row and says that no single block is
-    wrong (the block's product alone has the right bits, and only its sum with others has not); or what it named
-    instead."""
+    """Rate a report: "right"; "unseen"; "row" if it gives the tensor and row and reports that no single block is wrong
+    (the block's product alone has the right bits, but not its sum with others); or the places that it gives instead."""
     if not result.n_failures:
         return "unseen"
     rows = {(f.tensor, f.row) for f in result.failures}
@@ -218,7 +217,7 @@ def _alone_right(result: RungResult) -> bool:
 
 
 def kernel_for(trial: int, fmt: WeightFormat) -> ShippedKernel:
-    """A fast shipped kernel for three in four trials, the others in turn."""
+    """Return a fast shipped kernel for three in four trials, and the others in turn."""
     host = CpuHost(1)
     if not isinstance(fmt, BlockFormat):
         return ShippedKernel(KERNELS["q8_1_naive"], host)
@@ -253,7 +252,7 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_type(name: str, trials: int, seed: int, judge_of: Any = judged) -> dict[str, Any]:
-    """The figures of one type."""
+    """Return the figures of one type."""
     counts: Counter[str] = Counter()
     by: dict[str, Counter[str]] = {"type": Counter(), "kernel": Counter(), "fault": Counter()}
     misses, unseen, named = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
@@ -313,13 +312,13 @@ def _one(
     faulty = OneBlock(kernel, plan, declares)
     if diagnoses:
         return on.run(faulty, plan.tensor, rung)
-    # a diagnosis takes longer than everything else, and does not concern the place
+    # a diagnosis takes longest, and does not affect the place
     with mock.patch.object(explain, "MOST_DIAGNOSES", 0):
         return on.run(faulty, plan.tensor, rung)
 
 
 def _why(on: RecordedModel, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool) -> str:
-    """Why nothing was reported: no output changed, or the changed outputs are within the bound and the score."""
+    """Return why nothing was reported: no output changed, or the changed outputs are within the bound and the score."""
     looking = dataclasses.replace(plan, look=True)
     _one(on, kernel, looking, rung, declares, False)
     if not looking.changed:

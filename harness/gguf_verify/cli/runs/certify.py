@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...certificates import Materials, canonical, certify, collect
 from ...certificates.signing import check_signing, sign, signature_path
-from ...kernels.foreign.opening import Further
+from ...kernels.foreign.names import Further
 from ...results.report import Report
 from ...support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
 from ...support.files import expect_no_input, write_output

@@ -5,11 +5,10 @@ A module here defines a `Family`; it imports that record and nothing above it.
 
 from __future__ import annotations
 
+from ...results.options import DEFAULT_KERNEL
 from ...support.registry import members
 from ..family import Family
 
-#: The default of `--kernel`.
-DEFAULT_KERNEL = "q8_1"
 #: Keyed by name, the default first.
 FAMILIES: dict[str, Family] = {
     f.name: f for f in sorted(members(__name__, Family), key=lambda f: (f.name != DEFAULT_KERNEL, f.name))

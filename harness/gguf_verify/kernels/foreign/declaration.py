@@ -50,8 +50,8 @@ class Declaration:
             `ordered`, in the definition's order). The name of a definition, with an oracle: the blocks of that
             definition. "": as its semantics defines, or float32 with an oracle.
         domain: the numbers of tokens, rows and columns that it supports, and its GPUs.
-        activations, term: the encoding of the activations (`gguf_verify.semantics.encodings.ENCODINGS`) and the formula
-            of a block's term (`terms.TERMS`), where no definition has a name for the pair.
+        activations, term: the encoding of the activations and the formula of a block's term
+            (`gguf_verify.semantics.definitions.ENCODINGS` and `TERMS`), where no definition has a name for the pair.
         accumulates: the accumulator: "float32", "values", "float16" or "tensor" (see `gguf_verify.semantics.declared`).
         output: the type of its outputs: "float32", "float16" or "bfloat16".
         epilogue: the operations fused behind the product, in order.

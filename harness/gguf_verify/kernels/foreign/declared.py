@@ -56,6 +56,7 @@ from .api import KEYS, strings
 from .declaration import Declaration, declaration_of_table
 from .expressions import Expression
 from .layouts import MATRICES, NUMBERS, Number, number_of
+from .names import TORCH
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYMBOL = re.compile(r"[A-Za-z_][\w:<>, .*&()+-]*")
@@ -72,7 +73,6 @@ _NEEDED = {
 }  # fmt: skip
 #: Suffixes of code whose functions are launched with a grid.
 _LAUNCHED = (".cu", ".ptx", ".cubin")
-TORCH = "torch.ops"
 _MOST_LAUNCHES = 64
 
 Three = tuple[Expression, Expression, Expression]

@@ -16,50 +16,17 @@ from ...support.errors import EnvironmentFault, UsageError
 from ...support.sources import file_digest
 from ...support.text import printable
 from .cuda import CudaKernels, CudaSource, read_text
-from .declared import TORCH, CallDeclaration, parse, put_in
-from .process import TIME_LIMIT, ForeignKernel
+from .declared import CallDeclaration, parse, put_in
+from .names import TIME_LIMIT, TORCH, Further, file_of
+from .process import ForeignKernel
 from .sources import File, Object
 
 #: Kinds of code, by suffix; their declaration is in the file or beside it.
 _FILE = re.compile(r"(?s)(.*\.(py|cu|ptx|cubin|so)):([^/]+)")
-_FOREIGN = re.compile(r"(?s)\.(py|cu|ptx|cubin|so)(:|$)|\.toml$|^torch\.ops\.")
 #: Compiling a kernel for one type may take this many times the time limit of a call, and at least this many seconds.
 _COMPILE_TIMES, _COMPILE_LEAST = 10, 120.0
 #: Most bytes of a file of binary code.
 _MOST_CODE = 1 << 30
-
-
-def names_foreign(kernel: str) -> bool:
-    """Return whether `--kernel` names a foreign kernel, and not a shipped one."""
-    return _FOREIGN.search(kernel) is not None
-
-
-def file_of(kernel: str, declared: str = "") -> tuple[Path, str]:
-    """Split a kernel's name into its file and the entry in it, which is "" for a FILE.toml.
-
-    For an operator of PyTorch the file is the one that declares it. Raises UsageError for an operator without such a
-    file.
-    """
-    if kernel.startswith(f"{TORCH}."):
-        if not declared:
-            raise UsageError('an operator has no file: declare it in a FILE.toml with code = "torch.ops", and use that')
-        return Path(declared), kernel
-    path, _, entry = kernel.rpartition(":")
-    return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")
-
-
-@dataclass(frozen=True)
-class Further:
-    """Options of the command line that describe a kernel besides its name.
-
-    Args:
-        declared: a file with its declaration, if that is neither in the kernel's file nor beside it.
-        modules, libraries: modules to import and libraries to load before PyTorch's operators are looked up.
-    """
-
-    declared: str = ""
-    modules: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from .cuda import CudaKernels
 from .declaration import Declaration, declaration_of_table
 from .declared import CallDeclaration
 from .judge import widened
+from .names import TIME_LIMIT
 from .operands import Wall, dtype_of
 from .oracle import ForeignOracle
 from .products import ORDINARY, Arrays, Given, Products, Runs, ThreadBlocks
@@ -59,8 +60,6 @@ Bytes = npt.NDArray[np.uint8]
 _MOST_LOCATED = 1 << 23
 #: Bytes of the page of zeros that repeats in zeroed scratch memory.
 _PAGE = 4096
-#: Default time limit of a call in seconds.
-TIME_LIMIT = 60.0
 
 
 class ForeignKernel(Kernel):

@@ -12,18 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...support.registry import members
-from ..answers import Started
+from ..reference_names import SHORT, help_of_references, on_card
 from .device import Device, NoDevice
 from .interface import Backend, BackendKind
 
 if TYPE_CHECKING:
     from ..library import Llama
-
-#: Short names of devices → what they are.
-SHORT = {"cpu": "llama.cpp's CPU backend", "gpu": "the first GPU that llama.cpp has a backend for"}
-
-#: Prefixes of ggml's device names for GPUs that Ray counts, showing each worker only one.
-_CARDS = ("CUDA", "ROCm", "HIP", "MUSA", "SYCL")
 
 BACKENDS: dict[str, BackendKind] = {kind.backend: kind for kind in members(__name__, BackendKind)}
 
@@ -38,19 +32,11 @@ def start(reference: str, llama: Llama) -> Backend:
 
     Raises EnvironmentFault if it cannot be used here or reports too little, UsageError if there is no such device.
     """
+    from ..answers import Started
+
     said = llama.start_backend(reference)
     kind = kind_of(llama.typed("start_backend", said, Started).backend)
-    return kind.started(reference, kind, llama, llama.typed("start_backend", said, kind.says))
-
-
-def on_card(device: str) -> bool:
-    """Whether a device is a GPU that Ray gives to one worker at a time. Vulkan's are not: Ray does not know them."""
-    return device == "gpu" or device.startswith(_CARDS)
-
-
-def help_of_references() -> str:
-    """Return the values of `--reference`, for a help text."""
-    return "; ".join([*(f"{name}: {title}" for name, title in SHORT.items()), "or a device's name, such as Vulkan0"])
+    return kind.started(reference, kind, llama, llama.typed("start_backend", said, kind.says()))
 
 
 __all__ = [

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...support.errors import EnvironmentFault
-from ..answers import CudaStarted
 from .device import Device
 from .interface import Backend, BackendKind, Batch
 
 if TYPE_CHECKING:
     from ...formats import WeightFormat
     from ...semantics.definition import Semantics
+    from ..answers import CudaStarted
 
 
 class CudaBackend(Backend):
@@ -104,4 +104,10 @@ def _device(device: Any) -> Device:
     return CudaDevice(device)
 
 
-CUDA = BackendKind("CUDA", "llama.cpp's CUDA backend", CudaBackend, _device, CudaStarted)
+def _says() -> type[CudaStarted]:
+    from ..answers import CudaStarted
+
+    return CudaStarted
+
+
+CUDA = BackendKind("CUDA", "llama.cpp's CUDA backend", CudaBackend, _device, _says)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..answers import Started
-
 if TYPE_CHECKING:
     from ...formats import WeightFormat
     from ...semantics.definition import Semantics
+    from ..answers import Started
     from ..gemms import Gemm
     from ..library import Llama
     from .device import Device
@@ -25,6 +24,12 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Work of a product outside the graph per thread: bytes of weights, times tokens.
 _WORTH_A_THREAD = 1 << 22
+
+
+def _started() -> type[Started]:
+    from ..answers import Started
+
+    return Started
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,14 @@ class BackendKind:
         started: makes the `Backend` of a device that was started in a llama.cpp process, from its name for
             `--reference` and from the process's report of the device.
         device: makes the `Device` for one of ggml's devices in llama.cpp's process. Raises NoDevice.
-        says: schema of the process's report of such a device, with `Device.properties`.
+        says: returns the schema of the process's report of such a device, with `Device.properties`.
     """
 
     backend: str
     title: str
     started: Callable[[str, BackendKind, Llama, Any], Backend]
     device: Callable[[Any], Device]
-    says: type[Started] = Started
+    says: Callable[[], type[Started]] = _started
 
 
 class Batch(NamedTuple):

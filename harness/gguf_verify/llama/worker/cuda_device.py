@@ -30,8 +30,8 @@ from ...formats.q8_1_d4 import Q8_1_D4
 from ...semantics import cuda
 from ...semantics.cuda import NoDefinition
 from ...semantics.definitions import SEMANTICS
-from ...semantics.encodings.mmq_d4 import encode_mmq_d4
-from ...semantics.encodings.mmq_ds4 import encode_mmq
+from ...semantics.definitions.mmq import encode_mmq
+from ...semantics.definitions.mmq_d4 import encode_mmq_d4
 from ...semantics.encodings.q8_1 import encode_q8_1
 from .. import ggml
 from ..backends.device import NoDevice, Product

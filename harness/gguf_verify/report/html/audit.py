@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
-from ...audit import Audit
 from ...audit.many import Audits, Unopened
+from ...audit.record import Audit
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
 from ...support.text import byte_range, counted, printable
@@ -44,18 +44,6 @@ class Map(NamedTuple):
     legend: Sequence[tuple[str, str]]
     segments: Sequence[Segment]
     more: int
-
-
-class Found(NamedTuple):
-    """A line of the findings' table."""
-
-    severity: str
-    level: str
-    id: str
-    where: str
-    found: str
-    expected: str
-    why: str
 
 
 class OfTensor(NamedTuple):
@@ -93,7 +81,8 @@ class OfAudit:
     sentence: str
     facts: Sequence[tuple[str, str]]
     maps: Sequence[Map]
-    findings: Sequence[Found]
+    #: With their bytes in words.
+    findings: Sequence[tuple[Finding, str]]
     left: Sequence[tuple[str, str]]
     fingerprints: Sequence[tuple[str, str]]
     heads: Sequence[tuple[str, str]]
@@ -144,13 +133,7 @@ def of(result: Audit | Audits) -> Page:
 
 def _audit(audit: Audit, number: int) -> OfAudit:
     split = len(audit.files) > 1
-    findings = [
-        Found(
-            f.severity, level(f.severity), f.id,
-            byte_range(f.start, f.stop) + (f" of part {f.part + 1}" if split else ""), f.found, f.expected, f.why,
-        )
-        for f in audit.findings
-    ]  # fmt: skip
+    findings = [(f, byte_range(f.start, f.stop) + (f" of part {f.part + 1}" if split else "")) for f in audit.findings]
     left = [*audit.left_out, *audit.unverified, *audit.unmapped]
     if len(left) > MOST_SEGMENTS:
         left[MOST_SEGMENTS - 1 :] = [(f"{len(left) - MOST_SEGMENTS + 1:,} more", "not listed here")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ...bisection_results import Bisection, FirstFailure, Outcome, Seen, Step, Turned
 from ...support.command_line import shown
-from ..graph_words import of_seen, seen
 from .graph import Wrong, wrong
 
 Level = Literal["good", "warn", "bad"]
@@ -38,20 +37,6 @@ class Row(NamedTuple):
     why: str
 
 
-class Change(NamedTuple):
-    """An operation in the last good and in the first bad build: a label, the build, where the operation ran, how many
-    nodes of it were judged, how many are wrong, and the worst utilisation, as a number or as the words of compared
-    bits."""
-
-    label: str
-    build: str
-    device: str
-    nodes: int
-    wrong: int
-    utilisation: float | None
-    words: str
-
-
 @dataclass(frozen=True)
 class Page:
     """A page, ready to be shown."""
@@ -63,7 +48,8 @@ class Page:
     wrong: Wrong | None
     operation: str
     before: str
-    changes: Sequence[Change]
+    #: The operation in the last good and in the first bad build: a label, the build, the operation.
+    changes: Sequence[tuple[str, str, Seen]]
     failure: FirstFailure | None
     outcomes: Sequence[str]
     command: str
@@ -79,7 +65,7 @@ def of(found: Bisection) -> Page:
         found=found, level=_level(found), runs=[row for _, row in made_now],
         taken_over=[row for step, row in rows if step.run is None],
         wrong=None if turned is None else wrong(turned.node), operation="" if turned is None else turned.node.operation,
-        before="" if turned is None else turned.words, changes=[] if turned is None else [*_changes(found, turned)],
+        before="" if turned is None else turned.words, changes=[] if turned is None else _changes(found, turned),
         failure=found.failure, outcomes=sorted({row.outcome for _, row in rows}), command=shown(found.command),
         environment=[
             ("file", [("path", found.path), *(("sha256", digest) for digest in found.sha256)]),
@@ -106,17 +92,6 @@ def _row(place: int, step: Step, found: Bisection) -> Row:
     )  # fmt: skip
 
 
-def _changes(found: Bisection, turned: Turned) -> Iterator[Change]:
-    for label, build, each in (
-        ("last good", found.last_good, turned.was),
-        ("first bad", found.first_bad, turned.became),
-    ):
-        if each is not None:
-            yield _change(label, build, each)
-
-
-def _change(label: str, build: str, each: Seen) -> Change:
-    words = of_seen(each) if each.exact else ""
-    return Change(
-        label, build, seen(each.device), each.nodes, each.wrong, None if each.exact else each.utilisation, words
-    )
+def _changes(found: Bisection, turned: Turned) -> list[tuple[str, str, Seen]]:
+    both = (("last good", found.last_good, turned.was), ("first bad", found.first_bad, turned.became))
+    return [(label, build, each) for label, build, each in both if each is not None]

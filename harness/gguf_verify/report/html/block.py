@@ -12,7 +12,7 @@ from ...formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS
 
 
 class Part(NamedTuple):
-    """A field: where it begins, its bytes in hex, what it is and holds."""
+    """A field: its offset, its bytes in hex, its type and its values."""
 
     name: str
     start: int

@@ -146,7 +146,7 @@ def lines(points: Sequence[Point], title: str, unit: str = "", log: bool = False
 
 
 def _numbers(low: float, high: float, log: bool) -> list[tuple[float, str]]:
-    """Places on an axis and what they are called: whole decades, or steps of 1, 2 or 5."""
+    """Places on an axis and their labels: whole decades, or steps of 1, 2 or 5."""
     if log:
         step = max(1, ceil((high - low) / 4))
         return [(place, _power(2 * place)) for place in range(ceil(low), floor(high) + 1, step)]
@@ -203,7 +203,7 @@ def _told(points: Sequence[Point], least: float, most: float, unit: str) -> str:
     return told + (f" Not all verified in night {', '.join(bad)}." if bad else "")
 
 
-# ---- what the quantization costs -------------------------------------------------------------------------------------
+# ---- the cost of the quantization ------------------------------------------------------------------------------------
 
 #: Layers that are drawn; the table has them all.
 _MOST_LAYERS = 200

@@ -15,7 +15,7 @@ MOST_ROWS = 5000
 
 
 class Wrong(NamedTuple):
-    """A wrong node: its numbers, where it is, and what it was computed from."""
+    """A wrong node: its numbers, its place, and its inputs."""
 
     name: str
     device: str

@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ...audit import Audit
 from ...audit.many import Audits
+from ...audit.record import Audit
 from ...backend_results import GraphReport
 from ...bisection_results import Bisection
 from ...results.report import Report
@@ -76,9 +76,16 @@ def environment(*folders: Path) -> Environment:
         "stages": STAGES, "most_rows": of_run.MOST_ROWS, "glyphs": {"good": "✓", "warn": "!", "bad": "✕"},
     }  # fmt: skip
     made.filters |= {
-        "name": _name, "figure": shades.short, "rank": shades.rank, "basename": _basename, "when": _when,
-        "heading": lambda name: (name, "n"), "numbered": lambda name: (name, "n"), "ranges": run_words.ends,
-    }  # fmt: skip
+        "name": _name,
+        "level": shades.level,
+        "figure": shades.short,
+        "rank": shades.rank,
+        "basename": lambda path: str(path).rpartition("/")[2],
+        "when": _when,
+        "heading": lambda name: (name, "n"),
+        "numbered": lambda name: (name, "n"),
+        "ranges": run_words.ends,
+    }
     return made
 
 
@@ -99,7 +106,3 @@ def _name(text: object, limit: int = 120) -> Markup:
 def _when(at: str) -> str:
     """A time of a record, ISO 8601, as people write it; in UTC."""
     return at[:16].replace("T", " ") + " UTC"
-
-
-def _basename(path: object) -> str:
-    return str(path).rpartition("/")[2]

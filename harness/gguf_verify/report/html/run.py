@@ -24,12 +24,12 @@ from .block import Block
 
 #: Rows of a table; more are counted.
 MOST_ROWS = 5000
-#: Cells of a map that say where they are when they are pointed at; all are drawn.
+#: Cells of a map that show their place under the pointer; all cells are drawn.
 MOST_TITLES = 100
 
 
 class Rung(NamedTuple):
-    """A line of the rungs' table: `worst` has whose output, utilisation and place; `stages` where its time went."""
+    """A line of the rungs' table: `worst` has side, utilisation and place; `stages` its time by stage."""
 
     result: RungResult
     level: str
@@ -40,7 +40,7 @@ class Rung(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A heat map: its name, what it shows in sentences, and itself."""
+    """A heat map: its name, a description, and the picture."""
 
     title: str
     told: Sequence[str]
@@ -48,7 +48,7 @@ class Picture(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """A diagnosis: what is wrong and how to fix it, and where it was seen, with what else is known of it there."""
+    """A diagnosis: faults with their fixes, and the places where it was found, with further facts."""
 
     found: Sequence[tuple[str, str]]
     places: Sequence[tuple[str, Sequence[str]]]
@@ -64,14 +64,6 @@ class First:
     facts: Sequence[tuple[str, str]]
     block: Block | None = None
     activations: Sequence[Block] = ()
-
-
-class Failed(NamedTuple):
-    """A line of all failures; `digits` are the bytes of its block."""
-
-    rung: str
-    failure: Failure
-    digits: str
 
 
 class Count(NamedTuple):
@@ -131,7 +123,7 @@ class Run:
     first: First | None
     counts: Sequence[Count]
     n_counts: int
-    failures: Sequence[Failed]
+    failures: Sequence[tuple[RungResult, Failure]]
     n_failures: int
     fault: str | None
     unverified: Sequence[tuple[str, str, str]]  # rung, name, why
@@ -164,7 +156,7 @@ def of(report: Report, failures: int = 80) -> Run:
         explained=_all_explained(report),
         wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers is not None and layers.heat_map else None,
         first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
-        failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
+        failures=report.failures[:failures],
         n_failures=report.n_failures, fault=report.fault or report.unfinished,
         unverified=[
             (r.name, u.title, u.why + run_words.blame(u)) for r in report.rungs for u in r.unverified
@@ -247,18 +239,12 @@ def _first(report: Report) -> First | None:
 
 def _counts(report: Report) -> list[Count]:
     """Count failures by tensor and rung, the most first; last those of no tensor."""
-    found: dict[str, list[int]] = {}
-    for i, rung in enumerate(report.rungs):
-        counted = 0
-        for record in rung.details:
-            if isinstance(record, TensorBytes | TensorBlocks | GemmRecord) and record.failures:
-                found.setdefault(record.tensor, [0] * len(report.rungs))[i] += record.failures
-                counted += record.failures
-        if rung.n_failures > counted:
-            found.setdefault("", [0] * len(report.rungs))[i] += rung.n_failures - counted
-    types = report.tensor_types
-    made = [Count(tensor, types.get(tensor, ""), wrong, sum(wrong)) for tensor, wrong in found.items()]
-    return sorted(made, key=lambda count: (not count.tensor, -count.total))
+    types, made = report.tensor_types, []
+    for tensor in [*run_words.failing(report), ""]:
+        wrong = [rung.failing.get(tensor, 0) for rung in report.rungs]
+        if any(wrong):
+            made.append(Count(tensor, types.get(tensor, ""), wrong, sum(wrong)))
+    return made
 
 
 def picture(made: grid.Grid) -> Picture:
@@ -358,18 +344,11 @@ def _tokens(rung: RungResult) -> tuple[list[str], list[Token]]:
 def costs(report: Report) -> Costs | None:
     """The costs of a run; None where none were measured."""
     found = report.costs
-    return None if found is None else Costs(found, charts.layer_costs(found.by_layer), list(_cost_facts(found)))
-
-
-def _cost_facts(costs: QuantizationCosts) -> list[tuple[str, str]]:
-    text = costs.text
-    if text is None:
-        return []
-    return [
-        ("text", f"{text.text}: {text.tokens:,} tokens"),
-        ("predictions scored", f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"),
-        ("perplexity", f"{text.perplexity:.5g}"), ("perplexity of the source", f"{text.source_perplexity:.5g}"),
-        ("KL divergence, mean", f"{text.kl_mean:.3g}"),
-        *((f"KL divergence, {name} below", f"{value:.3g}") for name, value in text.kl_percentiles.items()),
-        ("KL divergence, largest", f"{text.kl_max:.3g}"), ("same most probable token", f"{100 * text.top1:.2f} %"),
-    ]  # fmt: skip
+    if found is None:
+        return None
+    facts = []
+    if (text := found.text) is not None:
+        facts = [("text", f"{text.text}: {text.tokens:,} tokens"), ("predictions scored", run_words.scored(text))]
+        for name, value, source in run_words.predictions(text):
+            facts.append((name, f"{value}, of the source {source}" if source else value))
+    return Costs(found, charts.layer_costs(found.by_layer), facts)

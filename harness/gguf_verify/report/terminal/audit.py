@@ -10,19 +10,21 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...audit import Audit, Content, coverage
+from ...audit.audit import coverage
+from ...audit.content import Content
 from ...audit.fingerprint import Fingerprint
 from ...audit.many import Audits, Unopened
+from ...audit.record import Audit
 from ...audit.source import Comparison, Outcome
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
 from ...support.command_line import shown
 from ...support.text import byte_range, counted, printable
 from ..writer import Form
-from . import waivers, xray
-from .console import STYLES, WARN, capped, facts, rendered, said, table
+from . import xray
+from .console import STYLES, WARN, capped, facts, rendered, said, table, waiver_lines
 
-#: What is shown without -v; the rest is counted.
+#: Limits without -v; the rest is counted.
 MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
 #: Ranges that --map lists, and tensors whose statistics -v shows; the rest is counted.
 MOST_RANGES, MOST_TENSORS = 20_000, 1000
@@ -93,7 +95,7 @@ def _unopened(a: Unopened) -> Text:
 
 
 def _answer(audit: Audit) -> Text:
-    """The verdict, and what it means for this file."""
+    """The verdict, and its meaning for this file."""
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
     looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     name = printable(str(audit.path), 200)
@@ -303,7 +305,7 @@ def _source(audit: Audit) -> str:
 
 
 def _errors(audit: Audit) -> Table:
-    """By type: the relative error of the values, and that of what llama.cpp makes of the same source."""
+    """By type: the relative error of the values, and that of llama.cpp's own quantization of the same source."""
     made = table("type", "tensors", "error", "llama.cpp's", "worst tensor", right=(1, 2, 3))
     by_type: dict[str, list[Comparison]] = {}
     for c in audit.comparisons:
@@ -354,7 +356,7 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     counts = ", ".join(counted(severities[s], f"{s}s") for s in ("error", "warning", "note"))
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
     looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
-    yield from waivers.lines(audit.waivers)
+    yield from waiver_lines(audit.waivers)
     verdict = (audit.words.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
     if audit.exit_code and audit.command:

@@ -7,7 +7,7 @@ that has markup, emoji and highlighting switched off. Without a width nothing is
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -15,6 +15,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ...results.failures import WaiverState, WaiverUse
+from ...support.text import printable
 from ..writer import Form
 
 #: Wider than any line: nothing is wrapped.
@@ -27,7 +29,7 @@ LABEL = 12
 GOOD, WARN, BAD, DIM, BOLD = "bold green", "yellow", "bold red", "dim", "bold"
 #: Verdicts and severities → style.
 STYLES = {
-    "passed": GOOD, "verified": GOOD, "verified on drawn data": GOOD,
+    "passed": GOOD, "verified": GOOD, "verified on drawn data": WARN,
     "clean": GOOD, "clean in the sample": WARN, "clean as far as checked": WARN, "warnings": WARN,
     "failed": BAD, "mismatch": BAD, "wrong": BAD, "refused": BAD,
     "error": BAD, "unverified": WARN, "waived": WARN, "broken off": WARN, "interrupted": WARN,
@@ -106,6 +108,22 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     for label, words in rows:
         made.add_row(Text(label, DIM), Text(words))
     return made
+
+
+#: State of a waiver → its mark and colour; expired ones come first.
+_WAIVERS: dict[WaiverState, tuple[str, str]] = {
+    "expired": ("ERROR: WAIVER EXPIRED ", BAD),
+    "applied": ("WAIVED ", WARN),
+    "unused": ("UNUSED WAIVER ", WARN),
+}
+_MOST_WAIVERS = 20
+
+
+def waiver_lines(uses: Sequence[WaiverUse]) -> Iterator[Text]:
+    """A line for each waiver."""
+    ordered = sorted(uses, key=lambda use: [*_WAIVERS].index(use.state))
+    lines = [said(_WAIVERS[use.state], printable(use.words, 600)) for use in ordered]
+    yield from capped(lines, _MOST_WAIVERS, "more waivers")
 
 
 def capped(lines: Iterable[Text], most: int, more: str = "more") -> Iterator[Text]:

@@ -146,7 +146,7 @@ def _value(value: object) -> str:
     return printable(value) if isinstance(value, str) else "–" if value is None else str(value)
 
 
-# ---- what the quantization costs -------------------------------------------------------------------------------------
+# ---- the cost of the quantization ------------------------------------------------------------------------------------
 
 MOST_LEFT = 5
 

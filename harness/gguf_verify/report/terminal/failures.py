@@ -22,7 +22,7 @@ from ..grid import Cell, Grid
 from ..writer import Form
 from .console import BAD, BOLD, DIM, WARN, cut, said, table, wrapped
 
-#: What is shown without -v; the rest is counted.
+#: Limits without -v; the rest is counted.
 MOST_TENSORS, MOST_DIAGNOSES = 6, 4
 _HEX_DIGITS = 128
 _INDENT = "  "
@@ -36,7 +36,7 @@ def wrong(report: Report, form: Form) -> Iterator[RenderableType]:
         if diagnosis is explained[0][1]:
             others = [r for r in report.rungs if r.diagnosis is not None and r is not rung]
             if others and not form.verbose:
-                agree = all(_says_the_same(diagnosis, other) for r in others for other in r.diagnoses[:1])
+                agree = all(_cause(diagnosis) == _cause(other) for r in others for other in r.diagnoses[:1])
                 how, names = "says the same" if agree else "says more", ", ".join(r.name for r in others)
                 yield Text(f"{_INDENT}the diagnosis of other rungs ({names}) {how}: see -v", DIM)
     if len(explained) > MOST_DIAGNOSES:
@@ -56,8 +56,8 @@ def wrong(report: Report, form: Form) -> Iterator[RenderableType]:
     yield _by_tensor(report)
 
 
-def _says_the_same(one: LocatedDiagnosis, other: LocatedDiagnosis) -> bool:
-    return (one.verdict, {f.id for f in one.faults}) == (other.verdict, {f.id for f in other.faults})
+def _cause(d: LocatedDiagnosis) -> tuple[str, set[str]]:
+    return d.verdict, {f.id for f in d.faults}
 
 
 def diagnosis_lines(d: LocatedDiagnosis, form: Form) -> Iterator[Text]:
@@ -86,7 +86,7 @@ def map_lines(rung: RungResult, form: Form) -> Iterator[Text]:
 
 
 def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
-    """The first failure: what, the numbers, and the block with its fields and codes."""
+    """The first failure: its sentence, the numbers, and the block with its fields and codes."""
     yield from failure_lines(rung, f, form)
     yield from _trace(f, form)
     if f.block_hex is not None:
@@ -118,52 +118,24 @@ def _numbers(f: Failure, form: Form) -> Iterator[str]:
         part = f" of part {f.part + 1}" if f.part else ""
         start = "block: " if f.byte_offset is None else f"block at byte {f.byte_offset}{part}: "
         room = _HEX_DIGITS if form.width is None else min(_HEX_DIGITS, max(32, form.width - len(start) - 16) // 2 * 2)
-        yield start + _shortened(f.block_hex, room)
-
-
-def _at_fault(f: Failure) -> Iterator[Text]:
-    if f.culprit != "kernel":
-        yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
-
-
-def _shortened(digits: str, most: int) -> str:
-    return digits if len(digits) <= most else f"{digits[:most]}{ELLIPSIS} ({len(digits) // 2} bytes)"
+        cut_off = f"{ELLIPSIS} ({len(f.block_hex) // 2} bytes)" if len(f.block_hex) > room else ""
+        yield start + f.block_hex[:room] + cut_off
 
 
 def _by_tensor(report: Report) -> Table:
     """A table of failures by tensor and rung."""
     wrong = [rung for rung in report.rungs if rung.n_failures]
-    counts: dict[str, dict[str, int]] = {}
-    for rung in wrong:
-        found = _counted(rung)
-        rest = rung.n_failures - sum(found.values())
-        for tensor, n in [*found.items(), *([("", rest)] if rest > 0 else [])]:
-            counts.setdefault(tensor, {})[rung.name] = n
-    tensors = sorted((name for name in counts if name), key=lambda name: -sum(counts[name].values()))
+    tensors = run_words.failing(report)
     made = table("failures by tensor", *(rung.name for rung in wrong), right=range(1, 1 + len(wrong)), folded=0)
     shown = tensors[:MOST_TENSORS]
     for name in shown:
-        made.add_row(Text(printable(name, 64)), *(f"{counts[name].get(rung.name, 0):,}" for rung in wrong))
-    left = {rung.name: rung.n_failures - sum(counts[name].get(rung.name, 0) for name in shown) for rung in wrong}
+        made.add_row(Text(printable(name, 64)), *(f"{rung.failing.get(name, 0):,}" for rung in wrong))
+    left = {rung.name: rung.n_failures - sum(rung.failing.get(name, 0) for name in shown) for rung in wrong}
     if any(left.values()):
         others = len(tensors) - len(shown)
         words = "… all others" if others else "not counted by tensor" if shown else "of the whole rung"
         made.add_row(Text(words), *(f"{left[rung.name]:,}" for rung in wrong))
     return made
-
-
-def _counted(rung: RungResult) -> dict[str, int]:
-    """Tensor → number of failures: the count of its record, or else the number of recorded failures."""
-    counts: dict[str, int] = {}
-    for record in rung.details:
-        tensor, n = getattr(record, "tensor", ""), getattr(record, "failures", 0)
-        if n:
-            counts[tensor] = counts.get(tensor, 0) + n
-    recorded: dict[str, int] = {}
-    for f in rung.failures:
-        if f.tensor and f.tensor not in counts:
-            recorded[f.tensor] = recorded.get(f.tensor, 0) + 1
-    return counts | recorded
 
 
 def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
@@ -172,7 +144,8 @@ def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
     yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600)), form.width, _INDENT)
     for line in _numbers(f, form):
         yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
-    yield from _at_fault(f)
+    if f.culprit != "kernel":
+        yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
 
 
 class Distinct:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ...backend_results import GraphReport, WrongNode
 from ...support.text import printable
 from .. import graph_words as words
-from ..graph_words import seen
+from ..digest import seen
 from ..writer import Form
 from .console import BAD, BOLD, STYLES, WARN, capped, facts, rendered, said, table
 

@@ -22,12 +22,12 @@ from ...support.command_line import shown
 from ...support.text import ELLIPSIS, counted, printable
 from .. import run_words
 from ..writer import Form
-from . import details, failures, waivers
-from .console import BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendered, said, table, wrapped
+from . import details, failures
+from .console import BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendered, said, table, waiver_lines, wrapped
 
 #: Lines of a passing report without -v, at 80 columns.
 MOST_LINES = 24
-#: What is shown without -v; the rest is counted.
+#: Limits without -v; the rest is counted.
 MOST_NOTES, MOST_UNVERIFIED, MOST_ENVELOPES = 3, 10, 2
 _INDENT = "  "
 #: The first words of a report on random data.
@@ -80,7 +80,7 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
         yield from wrapped(said(("BROKEN OFF: ", WARN), printable(report.fault, 600)), form.width, _INDENT)
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------------------
 
 
 def _more(report: Report) -> str:
@@ -99,7 +99,7 @@ def rung_line(rung: RungResult, form: Form) -> Text:
     return cut(start + Text(", ".join(filter(None, told))), form.width)
 
 
-# ---- what is missing -------------------------------------------------------------------------------------------------
+# ---- unverified items ------------------------------------------------------------------------------------------------
 
 
 def _left(report: Report, form: Form) -> Iterator[RenderableType]:
@@ -131,7 +131,7 @@ def _waived(report: Report, form: Form) -> Iterator[RenderableType]:
     """The state of each waiver."""
     if report.waivers:
         yield ""
-        for line in waivers.lines(report.waivers):
+        for line in waiver_lines(report.waivers):
             yield from wrapped(line, form.width, _INDENT)
 
 
@@ -141,7 +141,7 @@ def _repeat(report: Report) -> Iterator[RenderableType]:
         yield Text(f"repeat with: {shown(report.repeat_of())}")
 
 
-# ---- what was checked, and for what it holds -------------------------------------------------------------------------
+# ---- checks, and the scope of the verdict ----------------------------------------------------------------------------
 
 
 def _rungs(report: Report) -> Table:
@@ -227,7 +227,9 @@ def _envelope(report: Report) -> Iterator[_Fact]:
     found = [e for rung in report.rungs for e in rung.envelopes]
     groups: dict[str, list[str]] = {}
     for e in found:
-        sizes = ", ".join(f"{n} {_ends(numbers)}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
+        sizes = ", ".join(
+            f"{n} {run_words.ends(numbers, 2)}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns))
+        )
         domain = f"; domain: {e.domain}" if e.domain else ""
         beside = "" if e.under_test else "; not the kernel under test"
         groups.setdefault(f"{sizes}{domain}{beside}", []).append(e.type)
@@ -244,12 +246,6 @@ def _envelope(report: Report) -> Iterator[_Fact]:
         yield _Fact("", words, spare=2)
     if grids := [words for e in found for words in e.grids]:
         yield _Fact("", f"grids that CUDA can launch: {' and '.join(grids)}", spare=8)
-
-
-def _ends(numbers: str) -> str:
-    """Ranges without most of those between the first and the last."""
-    ranges = numbers.split(", ")
-    return (numbers or "none") if len(ranges) <= 2 else f"{ranges[0]}, … {ranges[-1]} ({len(ranges)} ranges)"
 
 
 def _skipped(report: Report) -> Iterator[_Fact]:

@@ -1,5 +1,5 @@
-"""The layers rung: `plan` follows the graph, `task` judges one product of it (`call`, `gemm`), and `merge` joins the
-findings. `alone` makes a single call (`--only-call`)."""
+"""The layers rung: `plan` follows the graph, `task` judges one product of it (`call`, `gemm`) and the type's kernel
+beyond it (`again`, `probes`), and `rung` merges the findings."""
 
 from .rung import RUNG
 

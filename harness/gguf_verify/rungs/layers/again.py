@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...checks import AGAIN, ALONE
-from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
 from ...results.failures import Failure
@@ -67,6 +66,8 @@ def check_again(judged: GemmJudge, made: Outputs, explanations: Explanations) ->
         name, tensor = label(matrix.tensor, first_row), matrix.tensor
         number = matrix_of(tensor, first_row)
         result.fail(Failure(f"{name}: at {m} tokens: {found}", tensor.name, matrix=number, call=this))
+        from ...diagnosis.experiments import Experiments
+
         tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), matrix.rows, x[:m], run.options.threads)
         explanations.add_fault(found, tried, Place(f"kernel made again, M={m}", tensor.name, name, this))
         return

@@ -26,7 +26,6 @@ from ...semantics.sums import Product
 from ...support.arrays import get, put
 from ...support.errors import Culprit
 from ..calls import calling
-from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
 from ..explain import Place, WrongBytes, WrongCall
 from ..generated_inputs import representable
@@ -43,6 +42,7 @@ from .call import (
     llama_bytes,
     with_more_tokens,
 )
+from .probes.envelope import OTHER_SHAPES
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

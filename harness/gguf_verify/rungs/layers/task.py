@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+from ...checks import ALONE
 from ...checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ...diagnosis.experiments import Experiments
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
@@ -20,22 +23,22 @@ from ...semantics.fast_math import Agreement
 from ...semantics.overflow import LARGEST_HALF, largest_half
 from ...support.checksums import crc32
 from ...support.errors import KernelFault
-from ..envelope import OTHER_SHAPES, TypeProbes
+from ..calls import calling
 from ..exact import Distances, ExactProducts
-from ..experts import RoutingProbes
 from ..explain import Attempts, Place
 from ..generated_inputs import every_size
 from ..graph_uses import zeros_before
-from ..judging import KERNEL
+from ..judging import CHUNK_OUTPUTS, KERNEL
 from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from ..schedules import BRIEF, check_schedules, omit
 from .again import check_again
-from .alone import judge_alone
 from .call import OTHER_M as OTHER_TOKENS
-from .call import Activations, Outputs, cut_trials
+from .call import Activations, Outputs, cut_trials, with_more_tokens
 from .gemm import OTHER_M, SHARED, GemmJudge
+from .probes.envelope import OTHER_SHAPES, TypeProbes
+from .probes.routings import RoutingProbes
 
 _REPACKED = "llama.cpp repacked weights: that it holds the file's bytes could not be checked"
 
@@ -134,6 +137,8 @@ class _Judging:
         except KernelFault as error:  # also of its author's oracle
             result.fail(Failure.of(error, f"{name}: {error}", matrix.tensor.name, number))
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
+            from ...diagnosis.experiments import Experiments
+
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
             self._explanations.add_fault(error, tried, Place(KERNEL.name, matrix.tensor.name, name, error.call))
             return
@@ -274,3 +279,62 @@ def _headroom(judged: GemmJudge) -> Headroom | None:
         what=what, tensor=judged.matrix.tensor.name, token=token, block=block, value=value, limit=LARGEST_HALF,
         of_llama=what == "d" or definition.raw_sum,
     )  # fmt: skip
+
+
+Floats = npt.NDArray[np.float32]
+
+
+def judge_alone(judged: GemmJudge, only: Call, exact: ExactProducts) -> None:
+    """Make and judge one call alone, of a GEMM or at another shape of it. Raises KernelFault."""
+    values = with_more_tokens(judged.gemm.x, max(OTHER_TOKENS), judged.run.options.seed)
+    if only.kind == "cut":
+        for number, trial in enumerate(cut_trials(judged.matrix, values)):
+            if number == only.number:
+                judged.try_shape(trial, number, only)
+        return
+    if only.kind in ("quantizer", "every-size"):
+        if only.kind == "every-size":
+            x, m = every_size(judged.matrix.tensor.k), len(judged.gemm.x)
+        elif only.number:
+            trials = list(cut_trials(judged.matrix, values))[only.number - 1 :]
+            if not trials:
+                return
+            x, m = trials[0].x, len(judged.gemm.x)
+        else:
+            x, m = (judged.gemm.x, only.m) if only.m == len(judged.gemm.x) else (values[: only.m], only.m)
+        judged.check_quantizer(Activations.of(judged.semantics, x), only, m)
+        judged.result.count(ALONE)
+        return
+    m = only.m if only.kind == "other-m" else len(judged.gemm.x)
+    x = values[:m] if only.kind == "other-m" else judged.gemm.x
+    made = _made(judged, only, x)
+    step = max(1, CHUNK_OUTPUTS // m)
+    for start in range(0, len(judged.matrix.rows), step):
+        span = slice(start, start + step)
+        rows, theirs = judged.matrix.rows[span], None
+        if only.kind in ("reference", "shared"):
+            theirs = judged.expected(judged.llama, rows, judged.llama_bytes)
+        if only.kind == "reference" and theirs is not None:
+            judged.judge_llama(span, theirs)
+        elif only.kind == "shared" and made is not None and theirs is not None:
+            expected = judged.expected(judged.semantics, rows, judged.shared_bytes)
+            judged.judge_kernel(SHARED, made, span, expected, judged.shared_bytes)
+            if judged.run.backend.compared:
+                judged.compare_directly(made, span, expected, theirs)
+        elif made is not None:
+            taken = judged.own if only.kind == "own" else Activations.of(judged.semantics, x)
+            expected = exact.product(
+                judged.semantics, judged.matrix.fmt, rows, taken.encoded, judged.calls.at(m)[0].order
+            )
+            side, detail = (KERNEL, "") if only.kind == "own" else (OTHER_M, f" at M={m}")
+            judged.judge_kernel(side, made, span, expected, taken.encoded, taken.values, detail)
+    judged.result.count(ALONE)
+
+
+def _made(judged: GemmJudge, only: Call, x: Floats) -> Floats | None:
+    """The kernel's output; None if the call is llama.cpp's. Raises KernelFault."""
+    if only.kind == "reference":
+        return None
+    with calling(only):
+        kernel, weights = judged.calls.at(len(x))
+        return kernel.gemm(weights, judged.shared_bytes) if only.kind == "shared" else kernel.product(weights, x)

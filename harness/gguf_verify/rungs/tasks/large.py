@@ -6,25 +6,20 @@ blocks, which is judged. A thread block that writes something else there is wron
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...checks import ALONE
-from ...gguf.file import Tensor
 from ...hosts.memory import POISON
 from ...kernels.domain import Domain, Extent
 from ...kernels.launches import LargeCall
-from ...results.calls import Call
-from ...results.failures import Failure
 from ...support.errors import EnvironmentFault, KernelFault
-from ...support.text import printable
 from ..plan import Huge, huge
-from ..schedules import BRIEF
 from ..thread_blocks import BlocksAlone
-from .calls import INDICES, Found, TaskCalls
 
 Words = npt.NDArray[np.uint32]
 
@@ -34,7 +29,65 @@ REPEATED = 1021
 _MOST_SMALL, _FEW, _COLUMNS = 2048, 3, 1024
 
 
-def columns_of(extent: Extent, unit: int) -> int | None:
+@dataclass(frozen=True)
+class Repeating:
+    """Calls whose input repeats, so that their outputs repeat. Sizes are (rows or tokens, columns).
+
+    Args:
+        what: the operand that is large: rows ("N·K") or tokens ("M·K").
+        unit: K is a multiple of this.
+        nbytes: that a value takes at most, of what is read and of what is written.
+        values, period: how many values of the input repeat, and bytes of the output.
+        input: sizes → the input.
+        outputs: sizes → the bytes that an ordinary call writes. Raises KernelFault.
+        large: sizes → a call that is too large for memory, or why it cannot be made.
+    """
+
+    what: str
+    unit: int
+    nbytes: float
+    values: int
+    period: int
+    input: Callable[[int, int], npt.NDArray[Any]]
+    outputs: Callable[[int, int], npt.NDArray[np.uint8]]
+    large: Callable[[int, int], LargeCall | str]
+
+    def extent(self, domain: Domain) -> Extent:
+        """Where the kernel promises to work: rows or tokens."""
+        return domain.n if self.what == "N·K" else domain.m
+
+    def small(self, domain: Domain) -> tuple[int, int] | None:
+        """Sizes of an ordinary call with the whole input; None if the domain has none."""
+        k = _columns_of(domain.k, self.unit)
+        count = None if k is None else self.extent(domain).up(-(-self.values // k))
+        return None if k is None or count is None else (count, k)
+
+    def sizes(self, domain: Domain) -> list[tuple[Huge, int, int]]:
+        """Calls whose rows or tokens pass 2^31 in values and bytes: see `LargeTask.check`."""
+        extent, found = self.extent(domain), []
+        for size in huge(domain, self.unit, self.nbytes, self.nbytes):
+            if size.what == self.what:
+                below = extent.down(int(0.9 * 2**31 / (size.k * max(1.0, self.nbytes)))) or 0
+                found.append((size, size.n if size.what == "N·K" else size.m, below))
+        return found
+
+    def task(self, domain: Domain, seed: int) -> LargeTask | None:
+        """The large calls; None if the domain has none. Raises KernelFault."""
+        small, extent = self.small(domain), self.extent(domain)
+        some = extent.up(_FEW) or extent.down(_FEW)
+        if small is None or some is None:
+            return None
+        made = self.outputs(*small)[: self.period]
+        expected = np.tile(made, 4 // math.gcd(4, made.size)).view("<u4")  # whole words
+        return LargeTask(self.large, self.whole_words, expected, (some, small[1]), seed)
+
+    def whole_words(self, count: int, k: int) -> Words:
+        """The whole words that an ordinary call writes. Raises KernelFault."""
+        made = self.outputs(count, k)
+        return made[: made.size // 4 * 4].view("<u4")
+
+
+def _columns_of(extent: Extent, unit: int) -> int | None:
     """A number of columns in a domain that is a multiple of a unit; None if there is none."""
     found = extent.up(_COLUMNS) or extent.up(unit)
     for _ in range(1 << 8):
@@ -42,61 +95,6 @@ def columns_of(extent: Extent, unit: int) -> int | None:
             return found
         found = extent.up(found + 1)
     return None
-
-
-def few(extent: Extent) -> int | None:
-    """A small number of rows or tokens in a domain; None if there is none."""
-    return extent.up(_FEW) or extent.down(_FEW)
-
-
-def sizes_of(domain: Domain, unit: int, what: str, nbytes: float) -> list[tuple[Huge, int, int]]:
-    """Calls whose rows ("N·K") or tokens ("M·K") pass 2^31 in values and bytes: see `LargeTask.check`.
-
-    Args:
-        unit: K is a multiple of this.
-        nbytes: that a value takes at most, of what is read and of what is written.
-    """
-    rows = what == "N·K"
-    extent, out = domain.n if rows else domain.m, []
-    for size in huge(domain, unit, nbytes, nbytes):
-        if size.what == what:
-            below = extent.down(int(0.9 * 2**31 / (size.k * max(1.0, nbytes)))) or 0
-            out.append((size, size.n if rows else size.m, below))
-    return out
-
-
-def check_large(
-    calls: TaskCalls, found: Found, tensor: Tensor, sizes: Sequence[tuple[Huge, int, int]],
-    make: Callable[[Call], LargeTask | None],
-) -> None:  # fmt: skip
-    """Check the large calls of one kind.
-
-    Args:
-        found: where it is recorded.
-        tensor: that failures name.
-        sizes: of `sizes_of`.
-        make: makes the task; None if its small call is wrong, which is recorded.
-    """
-    call = Call(kind="index")
-    if not calls.wants(call):
-        return
-    if calls.only is None and (calls.run.options.probes == "brief" or found.wrong or calls.broken):
-        wrong = found.wrong or calls.broken
-        why = "the kernel is wrong already" if wrong else BRIEF
-        found.not_covered.append((INDICES, why))
-        return
-    task = make(call) if sizes else None
-    if task is None:
-        found.not_covered.append((INDICES, "its domain ends before"))
-        return
-    indices, not_covered, wrong_words = task.check(sizes)
-    if calls.only is not None:
-        calls.result.count(ALONE, len(indices))
-    found.indices += indices
-    found.not_covered += not_covered
-    if wrong_words:
-        found.wrong += 1
-        calls.result.fail(Failure(f"{printable(tensor.name, 64)}, {found.name}: {wrong_words}", tensor.name, call=call))
 
 
 @dataclass(frozen=True)

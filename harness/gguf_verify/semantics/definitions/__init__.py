@@ -1,7 +1,8 @@
 """The existing definitions of "quantized weights × activations": each module makes one record.
 
-They may import formats and the modules of `semantics` outside this package. The registry finds them; no list names
-them.
+A module also has the encoding and the term of its definition if no other definition shares them; shared ones are in
+`encodings` and `terms`. It may import formats and the modules of `semantics` outside this package. The registries find
+the records; no list names them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,11 @@ from __future__ import annotations
 from ...formats import WeightFormat
 from ...support.registry import members
 from ..definition import Semantics
+from ..encoding import Encoding
+from ..term import Term
+
+_TERM: type[Term] = Term  # type: ignore[type-abstract]  # subclasses are found, too
+_ENCODINGS, _TERMS = (f"{__name__.rpartition('.')[0]}.{shared}" for shared in ("encodings", "terms"))
 
 
 def _place(semantics: Semantics) -> tuple[bool, bool, bool, str]:
@@ -18,6 +24,17 @@ def _place(semantics: Semantics) -> tuple[bool, bool, bool, str]:
 
 
 SEMANTICS: dict[str, Semantics] = {s.name: s for s in sorted(members(__name__, Semantics), key=_place)}
+ENCODINGS: dict[str, Encoding] = {
+    e.name: e
+    for e in sorted([*members(_ENCODINGS, Encoding), *members(__name__, Encoding)], key=lambda e: (e.quantizes, e.name))
+}
+TERMS: dict[str, Term] = {
+    t.name: t
+    for t in sorted(
+        [*members(_TERMS, _TERM), *members(__name__, _TERM)],
+        key=lambda t: (not t.of_values, t.name),
+    )
+}
 
 
 def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:
@@ -27,4 +44,4 @@ def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:
     return SEMANTICS[fmt.llama.cpu]
 
 
-__all__ = ["SEMANTICS", "llama_cpu_semantics"]
+__all__ = ["ENCODINGS", "SEMANTICS", "TERMS", "llama_cpu_semantics"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..definition import ElementRounding, Semantics
-from ..encodings.float32 import FLOAT32
+from ..encodings.values import FLOAT32
 from ..terms.values import VALUES
 
 F16 = Semantics(

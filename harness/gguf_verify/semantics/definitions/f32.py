@@ -7,7 +7,7 @@ q·a - 8·d·Σ a, has larger float32 errors if activations have outliers, which
 from __future__ import annotations
 
 from ..definition import ElementRounding, Semantics
-from ..encodings.float32 import FLOAT32
+from ..encodings.values import FLOAT32
 from ..terms.values import VALUES
 
 F32 = Semantics(

@@ -5,10 +5,22 @@ It differs from `q8_1` in the minima of superblocks, which are multiplied by the
 
 from __future__ import annotations
 
+from ...formats import QK, BlockFormat
 from ..definition import Semantics
 from ..encodings.q8_1 import RAW_Q8_1
-from ..terms.superblock_sums import SUPERBLOCK_SUMS
+from ..terms.codes import CodeTerm
 
+
+class _SuperblockSums(CodeTerm):
+    def meets_sum(self, fmt: BlockFormat) -> bool:
+        return fmt.group >= QK
+
+
+SUPERBLOCK_SUMS = _SuperblockSums(
+    name="superblock_sums",
+    title="d_w·d_a·Σ q_w·q_a + m_w·s, also of superblocks with parts of 32, with scales in full precision; "
+    "with an offset as `sums`",
+)
 MMQ_OLDER = Semantics(
     name="mmq_older",
     title="d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, also of superblocks, whose scales are not rounded",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..definition import Semantics
 from ..encodings.q8_1 import RAW_Q8_1
-from ..terms.sums import SUMS
+from ..terms.codes import SUMS
 
 Q8_1_RAW = Semantics(
     name="q8_1",

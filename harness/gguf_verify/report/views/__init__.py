@@ -1,1 +1,0 @@
-"""Results in Python and in notebooks: each module defines one `support.shown.View`."""

@@ -1,0 +1,400 @@
+"""Running a kernel at the shapes, weights and activations of the probe plan, once for each type of weights.
+
+The plan is in `plan`; here each probe is made of the type's own blocks, run and judged by the exact product, like a
+GEMM of the graph. What was covered, and what was not, is recorded: a report states for what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from ....checks import ALONE
+from ....checks import OTHER_SHAPES as OTHER_OUTPUTS
+from ....formats import BlockFormat, WeightFormat
+from ....formats.q8_1 import Q8_1
+from ....gguf.file import Tensor
+from ....kernels.domain import EVERYTHING, Domain, Extent
+from ....kernels.interface import Kernel, Weights
+from ....results.calls import Call
+from ....results.failures import Failure
+from ....results.margins import Side
+from ....results.products import TypeEnvelope
+from ....results.rungs import RungResult
+from ....semantics.order import Order
+from ....semantics.sums import Product
+from ....support.arrays import get
+from ....support.errors import KernelFault, NotRun
+from ....support.text import printable
+from ...calls import calling
+from ...explain import Explanations, Place, WrongCall
+from ...generated_inputs import any_blocks, drawn, held_by, representable, special, ties_of_codes, with_least_codes
+from ...judging import Output, judge_output
+from ...plan import PLAN, Probe, in_words, plan
+from ...remade import KernelCall
+from ...run import Run
+from ...schedules import BRIEF
+from .huge import HugeFound, HugeProbes
+from .limits import limit_of, record_limit
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: The kernel at the shapes of the plan.
+OTHER_SHAPES = Side("kernel at other N and K", True)
+#: Wrong calls of one type after which only the sweep that is going on is finished, so that a report can say for which
+#: numbers of tokens the kernel is wrong.
+_MOST_WRONG = 3
+#: Values of weights that are multiplied exactly at a time.
+_CHUNK = 1 << 22
+
+
+@dataclass
+class _Found:
+    """The findings of the probes of one type.
+
+    Args:
+        calls, outputs: that were judged.
+        right, wrong: (M, N, K) of each correct and each wrong call.
+        faults: calls that the kernel did not survive.
+    """
+
+    calls: int = 0
+    outputs: int = 0
+    right: set[tuple[int, int, int]] = field(default_factory=set)
+    wrong: list[tuple[int, int, int]] = field(default_factory=list)
+    faults: int = 0
+    values: set[str] = field(default_factory=set)
+    not_covered: list[tuple[str, str]] = field(default_factory=list)
+
+
+class TypeProbes:
+    """The probes of one type of weights.
+
+    Args:
+        run, result: of the rung.
+        tensor: the first matrix of the type, for the names of failures.
+        rows: its rows uint8[N, row bytes], whose blocks are laid out anew.
+        like: activations float32[M, K] of the graph, whose size random ones have.
+        explanations: of the rung.
+        call: of which the calls are variants.
+    """
+
+    def __init__(
+        self, run: Run, result: RungResult, tensor: Tensor, rows: Bytes, like: Floats, explanations: Explanations,
+        call: Call,
+    ) -> None:  # fmt: skip
+        self._origin, self._only = call, run.only
+        fmt = tensor.type.weights
+        assert fmt is not None
+        self._run, self._result, self._tensor, self._like = run, result, tensor, like
+        self._explanations = explanations
+        self._fmt: WeightFormat = fmt
+        self._semantics = run.semantics(fmt)
+        self._size = fmt.unit // fmt.block_size * fmt.block_bytes
+        self._units = rows[:, : rows.shape[1] // self._size * self._size].reshape(-1, self._size)
+        self.found = _Found()
+        #: Dimension → the largest size at which CUDA makes the kernel's launches, where a call passed it.
+        self._limits: dict[str, int] = {}
+        #: The largest utilisation.
+        self.utilisation = 0.0
+        #: Whether the gates of a product of the last call lacked power.
+        self._weak = False
+
+    def check(self) -> None:
+        """Run and judge all probes; the envelope is recorded in the result."""
+        run, fmt, found = self._run, self._fmt, self.found
+        tested, only = run.kernel.is_under_test(fmt), self._only
+        domain = run.kernel.domain if tested else EVERYTHING
+        if len(self._units):
+            quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
+            probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
+            for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
+                if only is not None and (only.kind, only.number) != ("probe", number):
+                    continue
+                if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
+                    found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                    break
+                if run.budget.spent:
+                    return self._leave()
+                self._probe(probe, number)
+            if only is not None and only.kind == "probe":
+                return
+            no_tokens = only is None and domain.m == Extent() and self._takes_no_tokens()
+            if run.budget.spent:
+                return self._leave()
+            large = self._large(domain, brief, tested)
+        else:
+            large, no_tokens = HugeFound(), False
+            found.not_covered.append(("the probe plan", "the matrix has no whole block to lay out anew"))
+        if only is not None:
+            return
+        self._windows()
+        self._result.count_beside(OTHER_OUTPUTS, found.outputs, tested)
+        self._account(large)
+        tokens, rows, columns = ({size[i] for size in found.right} for i in range(3))
+        self._result.envelopes.append(
+            TypeEnvelope(
+                type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
+                tokens=in_words(tokens | {0} if no_tokens else tokens), rows=in_words(rows), columns=in_words(columns),
+                values=tuple(sorted(found.values)), indices=tuple(large.indices), grids=tuple(large.grids),
+                not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
+            )
+        )  # fmt: skip
+
+    def _account(self, large: HugeFound) -> None:
+        """Record which classes of checks of the plan were done, and which were not."""
+        result = self._result
+        for check, done in (("indices", large.indices), ("grids", large.grids)):
+            if done:
+                result.did(check, len(done))
+        for check, skipped in (("shapes", self.found.not_covered), ("indices", large.not_covered)):
+            for what, why in skipped:
+                result.omit("grids" if what.startswith("grids") else check, f"{what}: {why}")
+        if self._run.options.probes == "brief":
+            result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
+            result.omit("indices", BRIEF, "brief")
+
+    def _leave(self) -> None:
+        """The budget does not suffice: correct probes so far are no envelope."""
+        self._run.budget.cut = True
+        self._result.leave(f"probes of {self._fmt.name}", self._run.budget.words, self._tensor.name)
+
+    def _large(self, domain: Domain, brief: bool, tested: bool) -> HugeFound:
+        """Grids and indices, which no host can run completely."""
+        if not tested:
+            return HugeFound()
+        probes = self._huge()
+        if self._only is not None:
+            (probes.check_grids if self._only.kind == "grid" else probes.check_indices)(domain)
+            self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices))
+            return probes.found
+        probes.check_grids(domain)
+        if brief:
+            probes.found.not_covered.append(("indices of 2^31 and more", BRIEF))
+        elif self.found.wrong or self.found.faults or probes.found.wrong:
+            probes.found.not_covered.append(("indices of 2^31 and more", "the kernel is wrong already"))
+        else:
+            probes.check_indices(domain)
+        return probes.found
+
+    def _huge(self) -> HugeProbes:
+        return HugeProbes(
+            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations, self._origin
+        )  # fmt: skip
+
+    # ---- one probe ---------------------------------------------------------------------------------------------------
+
+    def _probe(self, probe: Probe, number: int) -> None:
+        if probe.values == "codes of -128" and self._semantics.activations is not Q8_1:
+            return
+        rows = self._weights(probe)
+        try:
+            x = representable(self._semantics, self._fmt, rows, self._activations(probe, rows))
+        except KernelFault as error:  # of its author's oracle, which need not know values of every size
+            self.found.not_covered.append(("activations of every size", str(error)))
+            return
+        encoded = self._semantics.bytes_of(x)
+        if probe.values == "codes of -128":
+            encoded = with_least_codes(encoded)
+        uploaded: dict[str, Weights] = {}
+        products: dict[Order | None, list[tuple[slice, Product]]] = {}
+        blocks = self._run.blocks_are if probe.blocks == "the model's" else probe.blocks
+        self.found.values |= {probe.values, blocks}
+        for m in probe.tokens:
+            if self._only is not None and self._only.m != m:
+                continue
+            if any(
+                size > self._limits.get(name, size) for name, size in zip("MNK", (m, probe.n, probe.k), strict=True)
+            ):
+                continue
+            call = replace(self._origin, number=number, m=m, n=probe.n, k=probe.k)
+            try:
+                self._call(probe, call, m, rows, x, encoded, uploaded, products)
+            except KernelFault as error:
+                if self._is_limit(probe, m):
+                    continue
+                if error.culprit == "oracle" and probe.values == "special":  # values beyond what its author thought of
+                    self.found.not_covered.append(("activations of every size", str(error)))
+                    return
+                self.found.faults += not isinstance(error, NotRun)
+                words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
+                self._result.fail(Failure.of(error, words, self._tensor.name))
+                kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
+                from ....diagnosis.experiments import Experiments
+
+                tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
+                who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
+                self._explanations.add_fault(error, tried, Place(who, name, printable(name, 64), call))
+                if error.culprit != "kernel" or self.found.faults >= _MOST_WRONG:
+                    return
+
+    def _is_limit(self, probe: Probe, m: int) -> bool:
+        """Whether CUDA refuses the launches of a call only because of its sizes, which is recorded."""
+        probes, sizes = self._huge(), (m, probe.n, probe.k)
+        domain = self._run.kernel.domain if self._run.kernel.is_under_test(self._fmt) else EVERYTHING
+        limit = limit_of(probes.refused, sizes, domain, self._fmt.unit) if probes.refused(*sizes) else None
+        if limit is not None:
+            self._limits[limit.name] = limit.most
+            record_limit(self._result, limit, self._fmt.name, self._tensor.name)
+        return limit is not None
+
+    def _call(
+        self, probe: Probe, call: Call, m: int, rows: Bytes, x: Floats, encoded: Bytes, uploaded: dict[str, Weights],
+        products: dict[Order | None, list[tuple[slice, Product]]],
+    ) -> None:  # fmt: skip
+        """One number of tokens of a probe. Raises KernelFault."""
+        fmt = self._fmt
+        with calling(call):
+            kernel = self._run.kernel.of(fmt, m, probe.n, probe.k)
+            if kernel.layout not in uploaded:
+                uploaded[kernel.layout] = kernel.upload(fmt, rows)
+        if kernel.order not in products:
+            products[kernel.order] = list(self._exact(rows, encoded, kernel.order))
+        weights = uploaded[kernel.layout]
+        of_codes = probe.values == "codes of -128"
+        given = [False] * (not of_codes) + [True] * (probe.whole or of_codes)
+        if self._only is not None:
+            given = [self._only.given]
+            self._result.count(ALONE)
+        outputs = []
+        for as_bytes in given:
+            with calling(replace(call, given=as_bytes)):
+                if as_bytes:
+                    y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
+                else:
+                    y = kernel.product(weights, x[:m])
+            outputs.append((as_bytes, y))
+        if probe.whole and (self._only is None or not self._only.given):
+            with calling(call):
+                self._check_quantizer(kernel, x[:m], encoded[:m], call)
+        right, self._weak = [], False
+        for as_bytes, y in outputs:
+            taken: Floats | Bytes = encoded[:m] if as_bytes else x[:m]
+            this = replace(call, given=as_bytes)
+            made_by = KernelCall(kernel, fmt, rows, m, as_bytes, weights)
+            place = self._judge(probe, this, made_by, y, encoded, products[kernel.order])
+            right.append(place is None)
+            if place is not None and len(self.found.wrong) < _MOST_WRONG:
+                self._explanations.add(
+                    WrongCall(
+                        fmt, self._semantics, rows, taken, encoded[:m], y, kernel.order,
+                        f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name,
+                        printable(self._tensor.name, 64), *place, call=this, kernel=kernel,
+                    )
+                )  # fmt: skip
+        found = self.found
+        found.calls += len(right)
+        if self._weak and all(right):  # recorded as not verified, or no evidence at all
+            return
+        found.outputs += m * probe.n * len(right)
+        if all(right):
+            found.right.add((m, probe.n, probe.k))
+        else:
+            found.wrong.append((m, probe.n, probe.k))
+
+    def _judge(
+        self, probe: Probe, call: Call, made_by: KernelCall, y: Floats, encoded: Bytes,
+        expected: list[tuple[slice, Product]],
+    ) -> tuple[int, int] | None:  # fmt: skip
+        """Token and row of the first wrong output; None if all are correct."""
+        of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
+        of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
+        m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
+        how = ", given their bytes" if call.given else ""
+        detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
+        # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
+        result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
+        first = None
+        for span, whole in expected:
+            part = np.ascontiguousarray(y[:, span])
+            output = Output(
+                OTHER_SHAPES, self._tensor, np.arange(span.start, span.stop), part, whole.rows(np.arange(m)),
+                self._semantics, encoded, call=call, detail=detail, again=made_by.remade(self._run, span),
+            )  # fmt: skip
+            judgement = judge_output(result, output)
+            self.utilisation = max(self.utilisation, judgement.utilisation)
+            self._weak |= judgement.power.says_nothing
+            if not judgement.passed and first is None:
+                row, token = (int(i) for i in np.argwhere(judgement.bad.T)[0])
+                first = token, span.start + row
+        if result is not self._result:
+            for culprit, n in result.blamed.items():
+                self._result.fail_more(culprit, n, self._tensor.name)
+        return first
+
+    def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes, call: Call) -> None:
+        quantized = kernel.quantize(x)
+        wrong = quantized != expected
+        if wrong.any():
+            m, at = (int(i) for i in np.argwhere(wrong)[0])
+            words = (
+                f"the kernel's quantizer at M={len(x)}, K={x.shape[1]}: token {m}, byte {at} is "
+                f"{quantized[m, at]:#04x}, expected {expected[m, at]:#04x}"
+            )
+            self._result.fail(Failure(words, self._tensor.name, token=m, culprit="kernel", call=call))
+            self.found.wrong.append((len(x), 0, x.shape[1]))
+
+    def _exact(self, rows: Bytes, encoded: Bytes, order: Order | None) -> Iterator[tuple[slice, Product]]:
+        k = rows.shape[1] // self._fmt.block_bytes * self._fmt.block_size
+        step = max(1, _CHUNK // k)
+        for start in range(0, len(rows), step):
+            span = slice(start, min(start + step, len(rows)))
+            yield span, self._run.product(self._semantics, self._fmt, rows[span], encoded, order)
+
+    def _takes_no_tokens(self) -> bool:
+        """Whether it survives a call without tokens, which engines may never make: that is recorded, and not judged."""
+        kernel = self._run.kernel.of(self._fmt, 1, 1, self._fmt.unit)
+        rows = self._units[:1]
+        try:
+            nothing = self._semantics.bytes_of(np.zeros((1, self._fmt.unit), np.float32))[:0]
+            y = kernel.gemm(kernel.upload(self._fmt, rows), nothing)
+            if y.shape != (0, 1):
+                raise KernelFault(f"it gives an output of shape {y.shape}")
+        except KernelFault as error:
+            self.found.not_covered.append(("M = 0", str(error)))
+            return False
+        return True
+
+    def _windows(self) -> None:
+        """Record which numbers of tokens are wrong, if others are correct with the same rows and columns."""
+        wrong = {m for m, _, _ in self.found.wrong}
+        right = {m for m, _, _ in self.found.right} - wrong
+        if len(wrong) > 1 and right:
+            self._result.note(f"{self._fmt.name}: wrong with {in_words(wrong)} tokens; right with {in_words(right)}")
+
+    # ---- what it is made of ------------------------------------------------------------------------------------------
+
+    def _weights(self, probe: Probe) -> Bytes:
+        """uint8[N, row bytes]."""
+        fmt, wide = self._fmt, probe.k // self._fmt.unit
+        if probe.blocks == "any bits":
+            assert isinstance(fmt, BlockFormat)
+            blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
+            large = ~held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
+            blocks[large] = np.resize(self._units, blocks.shape)[large]
+            return blocks.reshape(probe.n, -1)
+        there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
+        needed = min(there, probe.n * wide)  # of a large matrix, whose blocks a small probe does not use up
+        return np.resize(self._units[:needed], (probe.n, wide * self._size))
+
+    def _activations(self, probe: Probe, rows: Bytes) -> Floats:
+        """float32[largest M, K]; the last token of random ones has ties of codes."""
+        m, k = max(probe.tokens), probe.k
+        if probe.values == "special":
+            # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
+            semantics, fmt = self._semantics, self._fmt
+            few = semantics.activations is not None or semantics.range_of_halves(fmt)
+            values = special(k, self._like, 1e2 if semantics.sums_in_halves(fmt) else 1e4 if few else 1e6)
+            finite = np.ones(len(values), bool)  # others are a matter of the definition's range
+            for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):
+                finite &= get(np.isfinite(exact.exact).all(axis=1))
+            return np.resize(values[finite], (m, k))
+        values = drawn((m, k), self._like, self._run.options.seed)
+        if m > 1 or probe.values == "drawn":
+            values[-1:] = ties_of_codes(k)
+        return values
