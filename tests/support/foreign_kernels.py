@@ -110,6 +110,19 @@ def nothing(w, x, shape):
     right(w, x, shape)
 
 
+@declare()
+def writes_weights(w, x, shape):
+    w[0, 3] ^= 1
+    return right(w, x, shape)
+
+
+@declare()
+def writes_activations(w, x, shape):
+    y = right(w, x, shape)
+    x[-1, -1] += 1
+    return y
+
+
 @declare(out=True)
 def writes_outside(w, x, shape, out):
     out[...] = right(w, x, shape)

@@ -25,10 +25,9 @@ from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most
 from .fault import Case, Explanation, case_of, one_each
 from .identify import identify_kernel, value_by_value
-from .observed import observed
+from .observed import name_of, observed
 from .operands import Bytes, Floats
 from .routings import routing_fault
-from .seen import name_of
 from .sizes import around, each, of_lengths, of_sizes
 
 Bools = npt.NDArray[np.bool_]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..results.diagnoses import FaultMatch
+from ..support.errors import KernelFinding
 
 #: The fraction of the error that such a fault explains: not known, since it was observed, not computed.
 SEEN = float("nan")
@@ -279,3 +280,20 @@ def observed(
 ) -> FaultMatch:
     """Return an observed fault, in the words of one kernel; an empty `fix` means the fault's own."""
     return FaultMatch(id, words, fix or OBSERVED[id].fix, explained, utilisation, everywhere)
+
+
+#: Kind of `KernelFinding` → id of the fault.
+_KINDS = {
+    "race": "data-race", "outside": "outside-buffers", "unset": "uninitialized-memory",
+    "misaligned": "misaligned-access", "overflow": "signed-overflow", "divergent": "divergent-barrier",
+    "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
+    "operand": "illegal-operand", "assumption": "false-assumption",
+    "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
+    "address": "address-dependent",
+}  # fmt: skip
+
+
+def name_of(finding: KernelFinding) -> FaultMatch | None:
+    """Return the fault that a finding shows; None for an unknown kind (a foreign process may send anything)."""
+    id = _KINDS.get(finding.kind)
+    return None if id is None else observed(id, finding.words)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -170,7 +170,9 @@ def _device_code(by: str, unit: ForeignUnit, sm: str) -> tuple[bytes, dict[str, 
                 (found[1], int(found[2]), found[3] == "function") for line in said if (found := _OF_HOST.search(line))
             }
             if host and by != "nvcc":
-                file, removed = _without(root, file, host), removed + " ".join(_texts_at(root, host))
+                file = _without(root, file, host)
+                texts = ((root / name).read_text().splitlines()[line - 1] for name, line, _ in host)
+                removed += " ".join(texts)
                 continue
             undefined = [found[1] for line in said if (found := _UNDEFINED.search(line))]
             if undefined and all(re.search(rf"\b{name}\b", removed) for name in undefined):
@@ -182,10 +184,6 @@ def _device_code(by: str, unit: ForeignUnit, sm: str) -> tuple[bytes, dict[str, 
                 raise _Lacking(" ".join(str(error).split())[:200]) from None
             raise
     raise _Lacking("it has too much code for the host")
-
-
-def _texts_at(root: Path, places: Iterable[tuple[str, int, bool]]) -> list[str]:
-    return [(root / name).read_text().splitlines()[line - 1] for name, line, _ in places]
 
 
 def _without(root: Path, file: str, host: Collection[tuple[str, int, bool]]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from .cuda_text import Lines, Token, tokens_of
 
@@ -176,7 +175,7 @@ class _Reader:
                 if value is None or len(value) > _MOST_TEXT or len(text) > _MOST_TEXT or re.match(r"__has_\w+", word):
                     unknown = True
                 else:  # a function, since a replacement text would be a template with escapes such as "\\1"
-                    text = re.sub(rf"(?<![\w]){word}\b", partial(_in_place, f" ({value or '0'}) "), text)
+                    text = re.sub(rf"(?<![\w]){word}\b", lambda _, to=f" ({value or '0'}) ": to, text)  # type: ignore[misc]
             if unknown:
                 return None
             if text == before:
@@ -192,10 +191,6 @@ class _Reader:
             return _evaluated(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError, OverflowError):
             return None
-
-
-def _in_place(text: str, _found: re.Match[str]) -> str:
-    return text
 
 
 def _evaluated(node: ast.expr) -> int:

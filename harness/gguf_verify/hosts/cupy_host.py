@@ -54,13 +54,6 @@ def room(cupy: Any) -> int:
     return min(free, limit) if limit else free
 
 
-def among_nan(cupy: Any, nbytes: int, begins: int) -> Any:
-    """Return CuPy's uint8[nbytes], `begins` bytes behind a multiple of 256, among bytes that are NaN in every type."""
-    whole = cupy.empty(begins + nbytes + _BEHIND, np.uint8)
-    whole[:begins] = whole[begins + nbytes :] = 0xFF
-    return whole[begins : begins + nbytes]
-
-
 class _Output:
     """Device memory with a guard of `guard` bytes before and behind it."""
 
@@ -218,7 +211,10 @@ class CupyHost(Host):
         if self.placement == "pool":
             if not self.begins:
                 return self._cupy.empty(nbytes, np.uint8)
-            return among_nan(self._cupy, nbytes, self.begins)
+            begins, ends = self.begins, self.begins + nbytes
+            whole = self._cupy.empty(ends + _BEHIND, np.uint8)
+            whole[:begins] = whole[ends:] = 0xFF  # NaN in every type
+            return whole[begins:ends]
         if self.placement == "alone":
             memory: Any = cuda.memory.Memory(max(1, nbytes))
             at = memory.ptr

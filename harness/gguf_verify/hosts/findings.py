@@ -51,12 +51,6 @@ def _line(chain: Sequence[str]) -> str:
     return inner if inner.split(":")[0] == outer.split(":")[0] else f"{inner} (for {outer})"
 
 
-def _unordered(one_block: bool, text: str) -> str:
-    if text:  # the reason why two atomic operations are a race
-        return text
-    return "with no barrier between them" if one_block else "and nothing orders the two thread blocks"
-
-
 def _thread(block: int, thread: int) -> str:
     return "an asynchronous copy" if thread >= _A_COPY else f"thread {thread} of block {block}"
 
@@ -75,13 +69,13 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
     does, then = (_DOES[does] for does in raw.writes)
     if two:
         other = _thread(raw.block[1], raw.thread[1])
+    one_block, text = raw.block[0] == raw.block[1], raw.text.decode(errors="replace")
+    # The text is the reason why two atomic operations are a race.
+    why = text or ("with no barrier between them" if one_block else "and nothing orders the two thread blocks")
     if kind == "divergent" and lines[0] == lines[1] and lines[0] != "an unknown line":
         return None
     words = {
-        "race": lambda: (
-            f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, "
-            + _unordered(raw.block[0] == raw.block[1], raw.text.decode(errors="replace"))
-        ),
+        "race": lambda: f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, {why}",
         "unfenced": lambda: (
             f"data race: {who} {does} at {lines[0]} what a bulk copy that begins at {lines[1]} overwrites, with no "
             "fence.proxy.async and no arrival at an mbarrier between them"
@@ -95,9 +89,7 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
             f"misaligned access at {lines[0]}: {_type(raw.text)} at an address that is no multiple of {raw.size}, "
             f"{place(raw.address)}"
         ),
-        "overflow": lambda: (
-            f"signed overflow at {lines[0]}: a {raw.text.decode(errors='replace')} does not fit its type"
-        ),
+        "overflow": lambda: f"signed overflow at {lines[0]}: a {text} does not fit its type",
         "divergent": lambda: (
             f"divergent barrier: threads {raw.thread[0]} and {raw.thread[1]} of one block wait at different barriers, "
             f"{lines[0]} and {lines[1]}"
@@ -115,17 +107,14 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
             f"thread {raw.thread[1]} does not execute the warp instruction at {lines[0]}, whose mask names it: it goes "
             f"on to {lines[1]}, which thread {raw.thread[0]} of block {raw.block[0]} reaches after the instruction"
         ),
-        "assumption": lambda: (
-            f"the kernel promises the compiler at {lines[0]} what is not so: {raw.text.decode(errors='replace')} "
-            f"({who})"
-        ),
+        "assumption": lambda: f"the kernel promises the compiler at {lines[0]} what is not so: {text} ({who})",
         "past variable": lambda: (
             f"{who} {does} memory outside of a variable at {lines[0]}, as {_type(raw.text)}: an index is too large or "
             "negative"
         ),
-        "operand": lambda: f"the instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})",
+        "operand": lambda: f"the instruction at {lines[0]} {text} ({who})",
         "mask": lambda: (
-            f"the warp instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})"
+            f"the warp instruction at {lines[0]} {text} ({who})"
             if raw.text
             else f"lanes of one mask execute different warp instructions: {who} at {lines[0]}, {other} at {lines[1]}"
         ),

@@ -299,16 +299,13 @@ class _Text:
             return None
         of, name = self._plain(left[: bracket - 1]), left[bracket - 1].text
         further = self._plain(left[bracket + 2 :])
-        if self._in_macro or self._in_function(at):
+        if self._in_macro or any(begin < at < end for begin, end in self._functions):
             new = f"{of} (* const {name}){further} = ({of} (*){further}){_DYNAMIC};"
         else:
             self._globals[name] = f"(({of} (*){further}){_DYNAMIC})"
             new = ""
         self.edits.append(Edit(self.tokens[at].start, self.tokens[end].end, new))
         return end + 1
-
-    def _in_function(self, at: int) -> bool:
-        return any(begin < at < end for begin, end in self._functions)
 
     def _line(self, token: Token) -> int:
         return self.first_line + self.lines.at(token.start) - 1
@@ -318,12 +315,9 @@ def _is_function(head: Sequence[Token]) -> bool:
     """Return whether the tokens before a brace are a function's head, and not a scope's or a value's."""
     if not head or head[-1].text == "=":
         return False
-    last = head[-1].text
-    arrow = next((i for i, t in enumerate(head) if t.text == "->"), None)
-    return any(t.text == ")" for t in head) and (last in _AFTER_PARAMETERS or arrow is not None or _initialises(head))
-
-
-def _initialises(head: Sequence[Token]) -> bool:
-    """Return whether it ends with a constructor's list of members."""
-    after = next((i for i, t in enumerate(head) if t.text == ")"), len(head))
-    return any(t.text == ":" for t in head[after:])
+    closing = next((i for i, t in enumerate(head) if t.text == ")"), len(head))
+    if closing == len(head):
+        return False
+    # It may end with a constructor's list of members.
+    initialises = any(t.text == ":" for t in head[closing:])
+    return head[-1].text in _AFTER_PARAMETERS or initialises or any(t.text == "->" for t in head)

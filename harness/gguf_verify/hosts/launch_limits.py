@@ -121,7 +121,11 @@ def limits_of(
 
     Raises EnvironmentFault if one has more static shared memory than CUDA allows, as ptxas does.
     """
-    noted, made = _noted(library), {}
+    noted: dict[str, LaunchLimits] = {}
+    end, made = len(library) - 8, {}
+    if end >= 0 and library[:end].endswith(_MARK):
+        (length,), begin = struct.unpack_from("<Q", library, end), end - len(_MARK)
+        noted = from_json(library[max(0, begin - length) : begin])
     for symbol, entry in entries.items():
         name = re.escape(entry.partition("<")[0].rpartition("::")[2])
         line = _line_of(sources, rf"__global__[^;{{}}]{{0,400}}?\b{name}\s*\(")
@@ -148,15 +152,6 @@ def from_json(said: bytes) -> dict[str, LaunchLimits]:
         symbol: LaunchLimits(**{**of, "cluster": tuple(of["cluster"]) if of.get("cluster") else None})
         for symbol, of in json.loads(said).items()
     }
-
-
-def _noted(library: bytes) -> dict[str, LaunchLimits]:
-    end = len(library) - 8
-    if end < 0 or not library[:end].endswith(_MARK):
-        return {}
-    (length,) = struct.unpack_from("<Q", library, end)
-    begin = end - len(_MARK)
-    return from_json(library[max(0, begin - length) : begin])
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -82,11 +82,6 @@ class ShippedKernel(Kernel):
         """The block type of its activations; None: values."""
         return Q8_1 if self.site.quantizes else None
 
-    @property
-    def _value_bytes(self) -> int:
-        """Bytes of an activation that is a value."""
-        return 2 if self.site.halves else 4
-
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
         """Return this kernel, or the one for a type that is not quantized."""
         return self if isinstance(fmt, BlockFormat) else element_kernel(fmt, self.host, self.root)
@@ -198,7 +193,7 @@ class ShippedKernel(Kernel):
         return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, buffer)
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        fitting(x, weights, self._blocks, quantized=True, value_bytes=self._value_bytes)
+        fitting(x, weights, self._blocks, quantized=True, value_bytes=2 if self.site.halves else 4)
         return self._outputs(self.spec.launch.multiply, weights, x)
 
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..diagnosis.localisation import Blame, along_k
+from ..diagnosis.observed import name_of
 from ..diagnosis.pattern import Map, pattern, utilisation
-from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results.calls import LIMIT, OWN, Call

@@ -77,9 +77,13 @@ class Operands:
         }  # fmt: skip
         found = {}
         for name, (unit, rows, values) in sizes.items():
-            layout = self._declared.layouts.of(name)
+            layout, units = self._declared.layouts.of(name), values // unit.values
             operand = layout.operand(name, "input", unit, rows, values, names)
-            found[name] = lies_of(operand, unit, layout.transposed, values // unit.values)
+            outer, inner = operand.shape[0], operand.shape[1] // unit.count
+            step = operand.strides[0] if operand.strides is not None else inner * unit.nbytes
+            row, apart = (unit.nbytes, step) if layout.transposed else (step, unit.nbytes)
+            filled = (outer if layout.transposed else inner) - units
+            found[name] = Lies(row, apart, unit.nbytes, units, operand.nbytes, filled, operand.tail)
         return found
 
     def tail(self, name: str, names: Mapping[str, int]) -> int:
@@ -109,12 +113,3 @@ class Operands:
             operand = replace(operand, filled=True)
             content = layout.content(operand, unit, np.ascontiguousarray(before).view(np.uint8))
         return Given(operand, content, lambda made: np.ascontiguousarray(widened(layout.matrix(made), unit.dtype)))
-
-
-def lies_of(operand: Operand, unit: Unit, transposed: bool, units: int) -> Lies:
-    """Return the memory layout of a matrix operand whose rows have `units` units before padding."""
-    outer, inner = operand.shape[0], operand.shape[1] // unit.count
-    step = operand.strides[0] if operand.strides is not None else inner * unit.nbytes
-    row, apart = (unit.nbytes, step) if transposed else (step, unit.nbytes)
-    filled = (outer if transposed else inner) - units
-    return Lies(row, apart, unit.nbytes, units, operand.nbytes, filled, operand.tail)

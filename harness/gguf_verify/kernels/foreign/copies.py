@@ -89,7 +89,8 @@ class Copies:
     def _copy(self, imported: Sequence[Path]) -> None:
         every = {*self.named, *self.named.values()}
         above = {*(path.parent for path in every), *imported, *(Path(os.path.realpath(each)) for each in imported)}
-        folders = {folder: Path(os.path.realpath(folder)) for folder in _outermost(above)}
+        outermost = sorted(folder for folder in above if above.isdisjoint(folder.parents))
+        folders = {folder: Path(os.path.realpath(folder)) for folder in outermost}
         reached = tuple(folder for folder, real in folders.items() if folder == real)
         installed = frozenset(
             Path(os.path.realpath(folder), name) for folder in imported for name in installed_in(folder)
@@ -116,11 +117,6 @@ class Copies:
     def close(self) -> None:
         """Remove the copies."""
         scratch.remove_folder(self._top)
-
-
-def _outermost(folders: Iterable[Path]) -> list[Path]:
-    found = set(folders)
-    return sorted(folder for folder in found if found.isdisjoint(folder.parents))
 
 
 @cache

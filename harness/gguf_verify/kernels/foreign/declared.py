@@ -279,18 +279,15 @@ def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) 
         raise UsageError("launches must be tables, one [[launches]] for each launch")
     steps = tuple(_step(table, declared, code, named) for table in tables)
     used = [p for step in steps for p in step.parameters if isinstance(p, str)]
-    for name in _needed(declared):
+    without = {"dequantize": "activations", "repack": "activations", "quantize": "weights"}.get(declared.computes)
+    for name in MATRICES:
+        if name == without:
+            continue
         if name not in used and not (name == "output" and code == TORCH):
             raise UsageError(f"parameters must name {name} once")
         if len(steps) == 1 and used.count(name) > 1:
             raise UsageError(f"parameters must name {name} once")
     return steps
-
-
-def _needed(declared: Declaration) -> tuple[str, ...]:
-    """Return the operands that the parameters must name."""
-    without = {"dequantize": "activations", "repack": "activations", "quantize": "weights"}.get(declared.computes)
-    return tuple(name for name in MATRICES if name != without)
 
 
 def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:

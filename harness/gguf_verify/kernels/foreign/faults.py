@@ -64,7 +64,8 @@ def raised(who: str, error: BaseException, more: str = "") -> Fault:
     """
     frames: list[TraceFrame] = []
     with contextlib.suppress(Exception):
-        frames = [_frame(f) for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+        found = traceback.extract_tb(error.__traceback__)
+        frames = [_frame(f) for f in found if not Path(f.filename).is_relative_to(PACKAGE)]
     own = [frame for frame in frames if frame.own]
     place = f"{own[-1].place}: {own[-1].code}" if own else ""
     cause = f"{type(error).__name__} {f'at {place}' if own else f'of {who}'}"
@@ -78,10 +79,6 @@ def _frame(frame: traceback.FrameSummary) -> TraceFrame:
     return TraceFrame(
         f"{path.name}:{frame.lineno} in {frame.name}"[:MOST_TEXT], (frame.line or "")[:100], not installed
     )
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(PACKAGE)
 
 
 def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:

@@ -152,16 +152,14 @@ def flattened(fmt: BlockFormat) -> str:
     common = texts.pop(_COMMON).strip()
     *included, own = texts.values()
     kept, used = [own], own
-    for paragraph in reversed([p for text in included for p in _paragraphs(text)]):
+    # The declarations at the outermost level of the headers, each with the comment above it.
+    paragraphs = [p for text in included for p in re.split(r"\n\n(?=\S)", text.strip())]
+    for paragraph in reversed(paragraphs):
+        if all(line.startswith("//") for line in paragraph.splitlines()):
+            continue
         names = _DEFINED.findall(paragraph)
         if any(re.search(rf"\b{name}\b", used) for name in names):
             kept.insert(0, paragraph)
             used += paragraph
     head = f"// {fmt.name}, decoded. From gguf-verify (MIT licence), in one file that needs no other."
     return "\n\n".join([head, "#pragma once", common.partition("\n\n")[2], *(text.strip() for text in kept)]) + "\n"
-
-
-def _paragraphs(text: str) -> list[str]:
-    """Return the declarations at the outermost level of a header, each with the comment above it."""
-    found = re.split(r"\n\n(?=\S)", text.strip())
-    return [p for p in found if not all(line.startswith("//") for line in p.splitlines())]
