@@ -22,7 +22,7 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from tools.measure.__main__ import main
 from tools.measure.inputs import Floats
-from tools.measure.mutation import forked, kill, mutator, probes, recording
+from tools.measure.mutation import forked, kill, mutator, population, probes, recording
 from tools.measure.mutation.check import agrees
 from tools.measure.mutation.other_checks import cosine, nmse
 from tools.measure.mutation.recording import Call, Calls, Recording, Subject
@@ -211,9 +211,10 @@ def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             yield {"id": m.id, "outcome": "killed", "by": "anew"}
 
     monkeypatch.setattr(kill.MutantJudge, "batch", batch)
-    names = [m.id for m in kill.population(KERNELS)[NAIVE]]
+    names = [m.id for m in population.population(KERNELS)[NAIVE]]
     outcomes = [
-        ("killed", ""), ("missed", ""), ("same", ""), ("same", "said"), ("same", kill.SAME_CODE), ("uncompilable", ""),
+        ("killed", ""), ("missed", ""), ("same", ""), ("same", "said"), ("same", population.SAME_CODE),
+        ("uncompilable", ""),
     ]  # fmt: skip
     rest = [("unobservable", "")] * (len(names) - len(outcomes))
     before = {i: {"id": i, "outcome": o, "by": by} for i, (o, by) in zip(names, [*outcomes, *rest], strict=True)}
