@@ -184,18 +184,24 @@ def test_a_run_resumes_where_it_stopped(
 def test_an_interrupted_run_shows_what_it_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    lines, slow = tmp_path / "lines.jsonl", tmp_path / "slow"
+
     def batch(self: kill.MutantJudge, some: list[mutator.Mutant]) -> Any:
+        if slow.exists() and lines.exists():
+            time.sleep(60)  # the second batch of the first run, which the time limit ends
         for i, m in enumerate(some):
             yield {"id": m.id, "outcome": "killed" if i else "missed", "by": "M=1", "diff": "", "checks": []}
 
     monkeypatch.setattr(kill.MutantJudge, "batch", batch)
-    files = ["--lines", str(tmp_path / "lines.jsonl"), "--work", str(tmp_path), "--results", str(tmp_path / "r.json")]
+    slow.touch()
+    files = ["--lines", str(lines), "--work", str(tmp_path), "--results", str(tmp_path / "r.json")]
     run = ["mutation", "kill", "--sample", "30", "--only", "tiled", "--seed", "1", "-j", "1", *files]
     assert main([*run, "--seconds", "1e-9"]) == 1
     first = capsys.readouterr()
     assert "SURVIVED" in first.out
-    assert f"mutants remain; the same command continues from {tmp_path / 'lines.jsonl'}" in first.err
+    assert f"mutants remain; the same command continues from {lines}" in first.err
     assert not (tmp_path / "r.json").exists()
+    slow.unlink()
     assert main(run) == 1
     whole = capsys.readouterr()
     assert "remain" not in whole.err
