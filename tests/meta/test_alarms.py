@@ -23,6 +23,8 @@ from gguf_verify.support.errors import UsageError
 from tests.support.tools import FIXTURES
 from tools.measure import alarms
 from tools.measure.__main__ import main
+from tools.measure.alarms import jobs, worker
+from tools.measure.alarms.worker import LISTED, Tally, Worker
 from tools.measure.inputs import WEIGHTS, Matrix, captured, fits, text
 
 
@@ -48,12 +50,12 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One fixture's matrices, fewer tokens."""
     monkeypatch.setattr(alarms, "QUANTIZED", (FIXTURES / "tiny-Q4_0.gguf",))
     monkeypatch.setattr(alarms, "UNQUANTIZED", FIXTURES / "tiny-F16.gguf")
-    monkeypatch.setattr(alarms, "TOKENS", 12)
-    monkeypatch.setattr(alarms, "OTHER_M", (1, 9))
-    monkeypatch.setattr(alarms, "OWN_ROWS", 24)
-    monkeypatch.setattr(alarms, "TEXT_TOKENS", 16)
+    monkeypatch.setattr(jobs, "TOKENS", 12)
+    monkeypatch.setattr(jobs, "OTHER_M", (1, 9))
+    monkeypatch.setattr(jobs, "OWN_ROWS", 24)
+    monkeypatch.setattr(jobs, "TEXT_TOKENS", 16)
     original = captured
-    monkeypatch.setattr(alarms, "captured", lambda *a: original(*a)[:2])
+    monkeypatch.setattr(jobs, "captured", lambda *a: original(*a)[:2])
 
 
 @pytest.mark.usefixtures("few")
@@ -68,7 +70,7 @@ def test_no_alarms(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(figures["by"]["type"]) == {"Q4_0", "Q6_K", "F16"}
     assert figures["by"]["activations"]["real"] > 10_000
     assert set(figures["by"]["activations"]) == {"real", "random", "special", "codes of -128"}
-    assert figures["by"]["weights"][alarms.ANY_BITS] > 1000
+    assert figures["by"]["weights"][jobs.ANY_BITS] > 1000
     assert figures["activations quantized"] > 10_000
     assert 0 < max(figures["utilisation"].values()) < 1
     assert "jobs" in capsys.readouterr().err
@@ -103,19 +105,19 @@ def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, floa
         }
         return dataclasses.replace(p, **changed)
 
-    monkeypatch.setattr(alarms, "product", narrow)
+    monkeypatch.setattr(worker, "product", narrow)
     figures = alarms.measured(options(*FEW[:3], *FEW[5:], "1"))
     assert figures["alarms"] > 1000
-    assert len(figures["listed"]) == alarms.LISTED
+    assert len(figures["listed"]) == LISTED
     assert all(a["what"] == "output" and a["by"] and a["shape"] for a in figures["listed"])
 
 
 def test_wrong_bytes_of_a_quantizer_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.array(captured(FIXTURES / "tiny-Q4_0.gguf", ["a word"], 4)[0].rows[:8])
     matrix = Matrix("m", "t", FORMATS["Q4_0"], rows, np.ones((1, 256), np.float32))
-    monkeypatch.setattr(alarms, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
-    worker = alarms.Worker("cpu", [matrix])
-    job = alarms.Job(0, "q8_1", 4, 0, "random", fill=True)
+    monkeypatch.setattr(jobs, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
+    worker = Worker("cpu", [matrix])
+    job = jobs.Job(0, "q8_1", 4, 0, "random", fill=True)
     assert worker.do(job).n_alarms == 0
     original = ShippedKernel.quantize
 
@@ -131,12 +133,12 @@ def test_wrong_bytes_of_a_quantizer_are_an_alarm(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", ["special", "codes of -128"])
-def test_values_of_the_probe_plan(kind: alarms.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_probe_plan(kind: jobs.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is only wrong for these values raises alarms; a correct one raises none."""
-    monkeypatch.setattr(alarms, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
+    monkeypatch.setattr(jobs, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
     rows = any_blocks(FORMATS["Q4_0"], 7 * 3, 1).reshape(7, -1)
-    worker = alarms.Worker("cpu", [Matrix(alarms.ANY_BITS, "", FORMATS["Q4_0"], rows, np.zeros((1, 96), np.float32))])
-    job = alarms.Job(0, "q8_1", 9, 0, kind)
+    worker = Worker("cpu", [Matrix(jobs.ANY_BITS, "", FORMATS["Q4_0"], rows, np.zeros((1, 96), np.float32))])
+    job = jobs.Job(0, "q8_1", 9, 0, kind)
     right = worker.do(job)
     assert (right.n_alarms, right.outputs) == (0, 9 * 7)
     product_of, gemm_of = ShippedKernel.product, ShippedKernel.gemm
@@ -153,19 +155,19 @@ def test_values_of_the_probe_plan(kind: alarms.Kind, monkeypatch: pytest.MonkeyP
 
 
 def test_a_product_that_overflows_everywhere_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "KERNELS", {"f16_naive": KERNELS["f16_naive"]})
+    monkeypatch.setattr(jobs, "KERNELS", {"f16_naive": KERNELS["f16_naive"]})
     rows = np.full((3, 64), 6e4, np.float16).view(np.uint8)
-    worker = alarms.Worker("cpu", [Matrix("m", "", WEIGHTS["F16"], rows, np.full((2, 64), 1e6, np.float32))])
-    assert worker.do(alarms.Job(0, "f16", 2, 0, "real")).outputs == 0
+    worker = Worker("cpu", [Matrix("m", "", WEIGHTS["F16"], rows, np.full((2, 64), 1e6, np.float32))])
+    assert worker.do(jobs.Job(0, "f16", 2, 0, "real")).outputs == 0
     small = dataclasses.replace(worker.matrices[0], x=np.ones((2, 64), np.float32))
-    worker = alarms.Worker("cpu", [small])
-    assert worker.do(alarms.Job(0, "f16", 2, 0, "real")).outputs > 0
+    worker = Worker("cpu", [small])
+    assert worker.do(jobs.Job(0, "f16", 2, 0, "real")).outputs > 0
 
 
 def test_a_run_resumes_where_it_stopped(tmp_path: Path) -> None:
-    path, tally = tmp_path / "kept.json", alarms.Tally(outputs=5, utilisation={"k": 0.5})
+    path, tally = tmp_path / "kept.json", Tally(outputs=5, utilisation={"k": 0.5})
     tally.by["kernel"]["k"] = 5
-    assert alarms.kept(path, "run") == (0, alarms.Tally())
+    assert alarms.kept(path, "run") == (0, Tally())
     alarms.keep(path, "run", 3, tally)
     done, found = alarms.kept(path, "run")
     assert (done, found) == (3, tally)
@@ -193,13 +195,13 @@ def test_matrices_are_passed_to_other_processes(tmp_path: Path) -> None:
 def test_random_inputs() -> None:
     rng = np.random.default_rng(0)
     for name in ("Q4_0", "IQ1_M", "MXFP4", "NVFP4"):
-        blocks = alarms.random_bytes(FORMATS[name], 4, 256, rng).reshape(-1, FORMATS[name].block_bytes)
+        blocks = jobs.random_bytes(FORMATS[name], 4, 256, rng).reshape(-1, FORMATS[name].block_bytes)
         assert np.isfinite(FORMATS[name].decode(blocks)).all()
-    x = alarms.random_activations(400, 64, 1)
+    x = jobs.random_activations(400, 64, 1)
     assert (x == 0).any()
     assert 100 < np.abs(x).max() <= 1500
     assert np.abs(x).max(axis=1).min() < 1e-2
-    real = alarms.real_activations(x[:3], 9, 0)
+    real = jobs.real_activations(x[:3], 9, 0)
     assert {row.tobytes() for row in real[:3]} == {row.tobytes() for row in x[:3]}
     assert len({row.tobytes() for row in real}) == 9
     assert [name for name in WEIGHTS if not fits(WEIGHTS[name], 96)] == [

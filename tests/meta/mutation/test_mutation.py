@@ -22,7 +22,7 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from tools.measure.__main__ import main
 from tools.measure.inputs import Floats
-from tools.measure.mutation import forked, kill, mutator, probes, recording
+from tools.measure.mutation import forked, kill, mutator, population, probes, recording
 from tools.measure.mutation.check import agrees
 from tools.measure.mutation.other_checks import cosine, nmse
 from tools.measure.mutation.recording import Call, Calls, Recording, Subject
@@ -184,18 +184,24 @@ def test_a_run_resumes_where_it_stopped(
 def test_an_interrupted_run_shows_what_it_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    lines, slow = tmp_path / "lines.jsonl", tmp_path / "slow"
+
     def batch(self: kill.MutantJudge, some: list[mutator.Mutant]) -> Any:
+        if slow.exists() and lines.exists():
+            time.sleep(60)  # the second batch of the first run, which the time limit ends
         for i, m in enumerate(some):
             yield {"id": m.id, "outcome": "killed" if i else "missed", "by": "M=1", "diff": "", "checks": []}
 
     monkeypatch.setattr(kill.MutantJudge, "batch", batch)
-    files = ["--lines", str(tmp_path / "lines.jsonl"), "--work", str(tmp_path), "--results", str(tmp_path / "r.json")]
+    slow.touch()
+    files = ["--lines", str(lines), "--work", str(tmp_path), "--results", str(tmp_path / "r.json")]
     run = ["mutation", "kill", "--sample", "30", "--only", "tiled", "--seed", "1", "-j", "1", *files]
     assert main([*run, "--seconds", "1e-9"]) == 1
     first = capsys.readouterr()
     assert "SURVIVED" in first.out
-    assert f"mutants remain; the same command continues from {tmp_path / 'lines.jsonl'}" in first.err
+    assert f"mutants remain; the same command continues from {lines}" in first.err
     assert not (tmp_path / "r.json").exists()
+    slow.unlink()
     assert main(run) == 1
     whole = capsys.readouterr()
     assert "remain" not in whole.err
@@ -211,9 +217,10 @@ def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             yield {"id": m.id, "outcome": "killed", "by": "anew"}
 
     monkeypatch.setattr(kill.MutantJudge, "batch", batch)
-    names = [m.id for m in kill.population(KERNELS)[NAIVE]]
+    names = [m.id for m in population.population(KERNELS)[NAIVE]]
     outcomes = [
-        ("killed", ""), ("missed", ""), ("same", ""), ("same", "said"), ("same", kill.SAME_CODE), ("uncompilable", ""),
+        ("killed", ""), ("missed", ""), ("same", ""), ("same", "said"), ("same", population.SAME_CODE),
+        ("uncompilable", ""),
     ]  # fmt: skip
     rest = [("unobservable", "")] * (len(names) - len(outcomes))
     before = {i: {"id": i, "outcome": o, "by": by} for i, (o, by) in zip(names, [*outcomes, *rest], strict=True)}

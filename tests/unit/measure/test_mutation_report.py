@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.support.errors import UsageError
 from tools.measure import markdown, results
-from tools.measure.mutation import kill, report
+from tools.measure.mutation import population, report
 from tools.measure.results import LETTERS, OTHER_CHECKS, decoded, encoded
 
 _RECORDS: tuple[dict[str, Any], ...] = (
@@ -19,7 +19,7 @@ _RECORDS: tuple[dict[str, Any], ...] = (
     {"id": "gemm/a.cu:9:4:x", "outcome": "same", "by": "", "diff": "why not"},
     {"id": "gemm/a.cu:9:5:x", "outcome": "uncompilable", "by": "", "diff": "d"},
     {"id": "pack/b.cu:1:1:x", "outcome": "unobservable", "by": "", "diff": "d"},
-    {"id": "pack/b.cu:1:2:y", "outcome": "same", "by": kill.SAME_CODE, "diff": "d"},
+    {"id": "pack/b.cu:1:2:y", "outcome": "same", "by": population.SAME_CODE, "diff": "d"},
     {"id": "pack/b.cu:1:3:y", "outcome": "same", "by": "", "diff": "mystery"},
     {"id": "pack/b.cu:1:4:y", "outcome": "same", "by": "", "diff": "further"},
 )  # fmt: skip
@@ -75,7 +75,7 @@ def test_table_and_page(tmp_path: Path) -> None:
     )
     assert "`gemm/a.cu:9:3:x` `d|e`: `M=1` (k Q4_0)" in missed
     assert "`gemm/a.cu:9:4:x` `why not`: because" in explained
-    assert kill.SAME_CODE in proved
+    assert population.SAME_CODE in proved
     assert "mystery" in unexplained
     assert "mystery" not in proved + explained
     assert "`further`: masks" in text.split("## Not observable on this host")[1].split("## ")[0]

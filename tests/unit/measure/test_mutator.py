@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gguf_verify.support.paths import kernel_root
-from tools.measure.mutation import kill, mutator, report
+from tools.measure.mutation import mutator, population, report
 from tools.measure.mutation.subjects import row_of, subjects
 
 KERNELS = kernel_root()
@@ -121,12 +121,12 @@ def test_mutated_sources() -> None:
 def test_a_larger_sample_holds_a_smaller_one() -> None:
     """Each kind of mutant is in it, as often as in all of them."""
     everything = [m for file in (NAIVE, "common.cuh") for m in mutator.mutants(file, TEXTS[file])]
-    few, more = (kill.sampled(everything, n, 3) for n in (30, 90))
+    few, more = (population.sampled(everything, n, 3) for n in (30, 90))
     assert abs(len(few) - 30) < 4
     assert set(few) < set(more) < set(everything)
     assert {m.file for m in few} == {NAIVE, "common.cuh"}
     assert any(m.operator.startswith("statement") for m in few)
-    assert kill.sampled(everything, 30, 4) != few
+    assert population.sampled(everything, 30, 4) != few
 
 
 def test_statements() -> None:

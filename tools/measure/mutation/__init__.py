@@ -16,7 +16,7 @@ from gguf_verify.support.paths import kernel_root
 
 from .. import markdown, results
 from ..measure import Measure
-from . import catalogue, check, kill, report
+from . import catalogue, check, kill, population, report
 
 _HELP = """\
 The number of incorrect kernels that gguf-verify detects, compared with other checks.
@@ -34,15 +34,15 @@ The number of incorrect kernels that gguf-verify detects, compared with other ch
 
 def _kill(options: argparse.Namespace) -> int:
     data = results.load(options.results)  # fail now rather than after hours of work if the file is damaged
-    sources = kill.hashes(kernel_root())
+    sources = population.hashes(kernel_root())
     before = report.records(data, sources)
     if options.mutant:
         kill.run(options, before)
         return 0
-    everything = kill.population(kernel_root())
+    everything = population.population(kernel_root())
     requested = [m.id for of_file in everything.values() for m in of_file]
     if options.sample:
-        requested = [m.id for m in kill.chosen(options, everything, before)]
+        requested = [m.id for m in population.chosen(options, everything, before)]
     counts = {file: len(some) for file, some in everything.items()}
 
     def shown() -> tuple[results.Data, int, bool]:

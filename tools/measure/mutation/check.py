@@ -18,8 +18,9 @@ from gguf_verify.support import scratch
 from gguf_verify.support.paths import CHECKOUT, kernel_root
 
 from ..inputs import model_in
-from .kill import Record, finished, lines_file, population, work_folder
+from .kill import finished, lines_file, work_folder
 from .mutator import PRELUDE, Mutant
+from .population import Record, population
 from .recording import ELEMENTS_KERNEL, TENSORS, Subject
 from .subjects import subjects
 

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import pickle
 import random
-import re
 import shutil
 import sys
 import time
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from gguf_verify.support import scratch
 from gguf_verify.support.cache import cache_dir, runs_code, tree_hash
@@ -31,18 +29,15 @@ from ..results import OTHER_CHECKS, append_line, read_lines
 from ..workers import begin_worker
 from .forked import die_with_parent, forked
 from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
-from .mutator import Mutant, mutants, sources, tokens
+from .mutator import Mutant
+from .population import SAME_CODE, Record, chosen, lives, population
 from .recording import Recording, Subject, record
-from .subjects import row_of, subjects
+from .subjects import subjects
 from .units import CARDS, Unit, compiled, ptx
-
-Record = dict[str, Any]
 
 #: Processor time of a mutant: a minimum in seconds, plus this multiple of the time of the unmutated source.
 LEAST_SECONDS, TIMES = 1.5, 3.0
 BATCH = 32
-#: The reason for a survivor that the compiler proves equivalent.
-SAME_CODE = "the same code, as NVRTC optimises it for sm_80 and sm_90a"
 #: Headers that depend on the type but on no other macro, and macros that only set the size of a pipeline. Of units that
 #: differ only in these macros, one is enough for these headers.
 _WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
@@ -262,48 +257,6 @@ def _record(
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def population(root: Path) -> dict[str, list[Mutant]]:
-    """File → its mutants."""
-    return {file: mutants(file, (root / file).read_text()) for file in sources(root)}
-
-
-#: Comments, and lines that include a file.
-_IGNORED = re.compile(r"//|/\*|#\s*include\b")
-
-
-def hashes(root: Path) -> dict[str, str]:
-    """File → the first half of a sha256 over everything that its mutants depend on: its code and the code's positions.
-
-    Comments and the names of included files are ignored.
-    """
-    found = {}
-    for file in sources(root):
-        code = [t for t in tokens((root / file).read_text()) if not _IGNORED.match(t.text)]
-        text = "\n".join(f"{t.line}:{t.column} {t.text}" for t in code)
-        found[file] = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return found
-
-
-def _stratum(mutant: Mutant) -> tuple[str, bool]:
-    """The stratum of a mutant: its file (for formats and packing, the kind of file), and whether it changes whole
-    statements."""
-    row = row_of(mutant.file)
-    return mutant.file if row == "GEMM sources" else row, mutant.operator.startswith(("statement", "barrier"))
-
-
-def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Select about `count` mutants, in proportion from each stratum and at least one. A larger sample contains the
-    smaller ones."""
-    strata: dict[tuple[str, bool], list[Mutant]] = {}
-    for mutant in some:
-        strata.setdefault(_stratum(mutant), []).append(mutant)
-    out = []
-    for stratum, members in sorted(strata.items()):
-        random.Random(f"{seed} {stratum}").shuffle(members)
-        out += members[: max(1, round(count * len(members) / len(some)))]
-    return out
-
-
 def finished(path: Path) -> dict[str, Record]:
     """Read a file with one record per line: id → record. Truncated lines are skipped."""
     return {entry["id"]: entry for entry in read_lines(path) if "id" in entry}
@@ -373,27 +326,6 @@ def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxy
             if options.seconds and spent > options.seconds:
                 print("time limit reached; the next run judges the rest", file=sys.stderr)
                 break
-
-
-def chosen(
-    options: argparse.Namespace, everything: Mapping[str, list[Mutant]], before: Mapping[str, Record]
-) -> list[Mutant]:  # fmt: skip
-    """Return the requested mutants, judged or not.
-
-    Args:
-        before: records of earlier runs by id.
-    """
-    some = [m for of_file in everything.values() for m in of_file]
-    if options.only:
-        some = [m for m in some if any(part in m.file for part in options.only)]
-    if options.again:
-        some = [m for m in some if m.id in before and lives(before[m.id])]
-    return sampled(some, options.sample, options.seed) if options.sample else some
-
-
-def lives(record: Record) -> bool:
-    """Whether a mutant survives and no compiler proves it equivalent."""
-    return record["outcome"] in ("same", "missed", "passed") and record.get("by") != SAME_CODE
 
 
 def _tasks(

@@ -15,7 +15,7 @@ from gguf_verify.support.paths import CHECKOUT
 from .. import alarms, markdown
 from ..naming import naming
 from ..results import OTHER_CHECKS, Data, decoded, encoded
-from .kill import SAME_CODE, Record
+from .population import SAME_CODE, Record
 from .subjects import row_of
 
 PAGE = CHECKOUT / "docs" / "mutation.md"
