@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.semantics.narrow import NARROW
-from gguf_verify.semantics.tensor_cores import Multiply, probed
-from scripts.tensor_cores import SOURCE, instruction
+from scripts.tensor_cores import SOURCE, Multiply, instruction, probed
 from tests.support.narrow_sums import in_tensor_cores
 
 pytestmark = pytest.mark.needs("gpu")

@@ -11,15 +11,7 @@ import numpy as np
 
 from ..support.arrays import beside
 from . import _slow as slow
-from ._i_quants import (
-    IQ1_TABLE,
-    NEEDS_IMATRIX,
-    codes_of_iq1,
-    grid_index,
-    odd_multiples,
-    runs_of_bits,
-    times,
-)
+from ._i_quants import IQ1_TABLE, NEEDS_IMATRIX, codes_of_iq1, grid_index, odd_multiples, runs_of_bits, times
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, Items, each
 from .llama_products import LlamaProducts

@@ -5,16 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import _slow as slow
-from ._i_quants import (
-    IQ1_TABLE,
-    NEEDS_IMATRIX,
-    codes_of_iq1,
-    grid_index,
-    half_d,
-    odd_multiples,
-    runs_of_bits,
-    times,
-)
+from ._i_quants import IQ1_TABLE, NEEDS_IMATRIX, codes_of_iq1, grid_index, half_d, odd_multiples, runs_of_bits, times
 from ._k_quants import D_OF_SCALES
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, each

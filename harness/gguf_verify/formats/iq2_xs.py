@@ -7,14 +7,7 @@ import numpy as np
 from ..support.arrays import beside
 from . import _slow as slow
 from . import grids
-from ._i_quants import (
-    INTEGER_DIVISION,
-    KSIGNS,
-    NEEDS_IMATRIX,
-    SCALE_NIBBLES,
-    entries,
-    scales_of_iq2,
-)
+from ._i_quants import INTEGER_DIVISION, KSIGNS, NEEDS_IMATRIX, SCALE_NIBBLES, entries, scales_of_iq2
 from ._k_quants import D_OF_SCALES
 from .block import QK_K, BlockFormat, Codes, Structs
 from .grids import Grid

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from . import _slow as slow
-from ._i_quants import (
-    SIGN_BYTES,
-    entries,
-    grid_index,
-    half_d,
-    odd_multiples,
-    runs_of_bits,
-    times,
-)
+from ._i_quants import SIGN_BYTES, entries, grid_index, half_d, odd_multiples, runs_of_bits, times
 from ._k_quants import D_OF_SCALES
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .grids import Grid

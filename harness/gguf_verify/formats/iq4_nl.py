@@ -7,12 +7,8 @@ import numpy as np
 from ..support.arrays import beside
 from . import _slow as slow
 from . import grids
-from ._i_quants import (
-    KVALUES,
-)
-from ._legacy import (
-    D,
-)
+from ._i_quants import KVALUES
+from ._legacy import D
 from .block import QK, BlockFormat, Codes, Structs
 from .layout import Bits, Field, each
 from .llama_products import LlamaProducts

@@ -7,12 +7,7 @@ import numpy as np
 from ..support.arrays import beside
 from . import _slow as slow
 from . import grids
-from ._i_quants import (
-    KVALUES,
-    half_d,
-    runs_of_bits,
-    times,
-)
+from ._i_quants import KVALUES, half_d, runs_of_bits, times
 from ._k_quants import D_OF_SCALES
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, Items, each

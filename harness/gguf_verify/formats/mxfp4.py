@@ -11,9 +11,7 @@ import numpy.typing as npt
 from ..support.arrays import beside
 from . import _slow as slow
 from ._fp4 import E2M1, SOURCE, nibbles
-from ._legacy import (
-    NIBBLES,
-)
+from ._legacy import NIBBLES
 from .block import QK, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, each
 from .llama_products import LlamaProducts

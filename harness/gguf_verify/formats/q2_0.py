@@ -6,9 +6,7 @@ import numpy as np
 
 from ..support.arrays import beside
 from . import _slow as slow
-from ._legacy import (
-    D,
-)
+from ._legacy import D
 from .block import BlockFormat, Codes, Structs
 from .layout import Bits, Field, each
 from .llama_products import LlamaProducts

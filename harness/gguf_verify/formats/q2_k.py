@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import _slow as slow
-from ._k_quants import (
-    D_OF_SCALES,
-    DMIN,
-    PAIRS_DOC,
-    field_as_float32,
-    pairs_by_128,
-    pairs_layout,
-)
+from ._k_quants import D_OF_SCALES, DMIN, PAIRS_DOC, field_as_float32, pairs_by_128, pairs_layout
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, each
 from .llama_products import LlamaProducts

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from . import _slow as slow
-from ._legacy import (
-    NIBBLES,
-    D,
-    encode_symmetric,
-    packed_codes,
-    read_nibbles,
-)
+from ._legacy import NIBBLES, D, encode_symmetric, packed_codes, read_nibbles
 from .block import QK, BlockFormat, Bytes, Floats
 from .c_arithmetic import to_half
 from .llama_products import LlamaProducts

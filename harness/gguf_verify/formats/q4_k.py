@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from . import _slow as slow
-from ._k_quants import (
-    D_OF_SCALES,
-    DMIN,
-    NIBBLES_BY_64,
-    SCALES_AND_MINIMA,
-    nibbles_by_64,
-    read_minima,
-    read_scales,
-)
+from ._k_quants import D_OF_SCALES, DMIN, NIBBLES_BY_64, SCALES_AND_MINIMA, nibbles_by_64, read_minima, read_scales
 from .block import QK_K, BlockFormat, Codes, Structs
 from .llama_products import LlamaProducts
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import struct
 
 from . import _slow as slow
-from ._legacy import (
-    NIBBLES,
-    QH,
-    D,
-    encode_symmetric,
-    packed_codes,
-    read_nibbles_and_fifth_bits,
-)
+from ._legacy import NIBBLES, QH, D, encode_symmetric, packed_codes, read_nibbles_and_fifth_bits
 from .block import QK, BlockFormat, Bytes, Floats
 from .c_arithmetic import to_half
 from .llama_products import LlamaProducts

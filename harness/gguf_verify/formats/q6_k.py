@@ -8,11 +8,7 @@ import numpy as np
 
 from ..support.arrays import beside
 from . import _slow as slow
-from ._k_quants import (
-    D_OF_SCALES,
-    PAIRS,
-    field_as_float32,
-)
+from ._k_quants import D_OF_SCALES, PAIRS, field_as_float32
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, Items, each
 from .llama_products import LlamaProducts

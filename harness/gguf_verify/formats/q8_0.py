@@ -5,12 +5,7 @@ from __future__ import annotations
 import struct
 
 from . import _slow as slow
-from ._legacy import (
-    SIGNED_BYTES,
-    D,
-    encode_eight_bits,
-    read_bytes,
-)
+from ._legacy import SIGNED_BYTES, D, encode_eight_bits, read_bytes
 from .block import QK, BlockFormat, Bytes, Floats
 from .c_arithmetic import to_half
 from .llama_products import LlamaProducts

@@ -10,12 +10,7 @@ import struct
 import numpy as np
 
 from . import _slow as slow
-from ._legacy import (
-    SIGNED_BYTES,
-    D,
-    encode_eight_bits,
-    read_bytes,
-)
+from ._legacy import SIGNED_BYTES, D, encode_eight_bits, read_bytes
 from .block import QK, BlockFormat, Bytes, Floats
 from .c_arithmetic import to_half
 from .layout import Bits, Field, each

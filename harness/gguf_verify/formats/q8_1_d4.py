@@ -9,10 +9,7 @@ from __future__ import annotations
 import struct
 
 from . import _slow as slow
-from ._legacy import (
-    SIGNED_BYTES,
-    read_bytes,
-)
+from ._legacy import SIGNED_BYTES, read_bytes
 from .block import NO_TYPE_ID, QK, BlockFormat
 from .layout import Bits, Field, each
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import struct
 
 from . import _slow as slow
-from ._legacy import (
-    read_bytes,
-)
+from ._legacy import read_bytes
 from .block import QK_K, BlockFormat
 from .layout import Bits, Field, each
 

@@ -6,9 +6,7 @@ import numpy as np
 
 from ..support.arrays import beside
 from . import _slow as slow
-from ._legacy import (
-    D,
-)
+from ._legacy import D
 from .block import QK_K, BlockFormat, Bytes, Codes, Structs
 from .layout import Bits, Field, Items
 from .llama_products import LlamaProducts

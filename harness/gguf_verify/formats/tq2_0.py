@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from . import _slow as slow
-from ._k_quants import (
-    PAIRS_DOC,
-    pairs_by_128,
-    pairs_layout,
-)
-from ._legacy import (
-    D,
-)
+from ._k_quants import PAIRS_DOC, pairs_by_128, pairs_layout
+from ._legacy import D
 from .block import QK_K, BlockFormat, Codes, Structs
 from .layout import Field
 from .llama_products import LlamaProducts

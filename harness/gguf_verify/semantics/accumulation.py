@@ -22,9 +22,9 @@ terms are aligned to the largest exponent and truncated to F fraction bits: the 
 it. No term, and no partial sum, is larger than the sum A of the magnitudes of all products times the growth in the
 steps before. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of parts, whose u
 is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. GPUs differ in L and F;
-`tensor_cores` measures them. The published ones, for factors of 16 bits, are (4, 23) of the V100, (8, 24) of the A100,
-A30, A2, L40S and RTX Ada, and (16, 25) of the H100 and the B200 (the same paper; Fasi et al., PeerJ Comput. Sci.
-7:e330; on an H100 scripts/tensor_cores.py printed the same). `values.alignment_of_subnormals` has the additional error
+scripts/tensor_cores.py measures them. The published ones, for factors of 16 bits, are (4, 23) of the V100, (8, 24) of
+the A100, A30, A2, L40S and RTX Ada, and (16, 25) of the H100 and the B200 (the same paper; Fasi et al., PeerJ Comput.
+Sci. 7:e330; the script printed the same on an H100). `values.alignment_of_subnormals` has the additional error
 of subnormal factors. A declaration outside these ranges is refused, since it would widen the bound. The default is that
 of the V100, which has the largest bound of a row, K/L·e.
 

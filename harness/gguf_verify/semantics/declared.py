@@ -17,14 +17,20 @@ from .terms.values import BFLOAT16_VALUES, HALF_VALUES
 
 _OF_BLOCKS = (
     Semantics(
-        name="f16", title="Σ half(a)·half(w), w dequantized", source="dequantize to half and multiply",
-        encoding=FLOAT16, term=HALF_VALUES,
+        name="f16",
+        title="Σ half(a)·half(w), w dequantized",
+        source="dequantize to half and multiply",
+        encoding=FLOAT16,
+        term=HALF_VALUES,
     ),
     Semantics(
-        name="bf16", title="Σ bfloat16(a)·bfloat16(w), w dequantized", source="dequantize to bfloat16 and multiply",
-        encoding=BFLOAT16, term=BFLOAT16_VALUES,
+        name="bf16",
+        title="Σ bfloat16(a)·bfloat16(w), w dequantized",
+        source="dequantize to bfloat16 and multiply",
+        encoding=BFLOAT16,
+        term=BFLOAT16_VALUES,
     ),
-)  # fmt: skip
+)
 #: Every named definition that a kernel of quantized weights may declare.
 DECLARABLE: dict[str, Semantics] = {
     **{name: s for name, s in SEMANTICS.items() if not s.of_elements},

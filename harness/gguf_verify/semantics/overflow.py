@@ -106,27 +106,22 @@ def largest_half(semantics: Semantics, x: Bytes) -> tuple[str, int, int, float] 
 
 def _of_weights(semantics: Semantics, fmt: BlockFormat, w: Bytes) -> RangeProblem | None:
     blocks = w.reshape(-1, fmt.block_bytes)
-    bad = ~fmt.finite(blocks)
-    if bad.any():
-        at = int(np.argmax(bad))
+    if (at := _first(~fmt.finite(blocks))) is not None:
         numbers = np.concatenate([fmt.scales(blocks[at]).ravel(), fmt.minima(blocks[at]).ravel()])
         value = float(numbers[np.argmin(np.isfinite(numbers))])
         words = f"the scale or minimum of weight block {at} is not finite"
         return RangeProblem("weight scale", at, value, LARGEST_HALF, "file", words)
     definition = semantics.inside or semantics
     for what, numbers in (("scale", fmt.scales(blocks)), ("minimum", fmt.minima(blocks))):
-        bad = np.asarray(~np.isfinite(definition.term.round_scales(fmt, widened(numbers))).all(axis=-1))
-        if bad.any():
-            at = int(np.argmax(bad))
+        held = np.isfinite(definition.term.round_scales(fmt, widened(numbers))).all(axis=-1)
+        if (at := _first(~held)) is not None:
             value = float(numbers[at][np.argmax(np.abs(numbers[at]))])
             words = f"a {what} of weight block {at} overflows here: {_of_half(value)}"
             return RangeProblem("weight scale", at, value, LARGEST_HALF, "definition", words)
     narrow = NARROW.get(definition.term.weights)
     if narrow is not None:
         values = fmt.decode(blocks)
-        bad = np.asarray((np.abs(values) >= narrow.overflows).any(axis=-1))
-        if bad.any():
-            at = int(np.argmax(bad))
+        if (at := _first((np.abs(values) >= narrow.overflows).any(axis=-1))) is not None:
             value = float(values[at][np.argmax(np.abs(values[at]))])
             words = f"a value of weight block {at}, {value:.6g}, overflows here: it is a {narrow.title}"
             return RangeProblem("weight", at, value, narrow.overflows, "definition", words)
@@ -139,8 +134,7 @@ def _of_activations(
     inside = semantics.inside
     if inside is not None or semantics.activations is None:
         values = semantics.values_of(x[None])[0]
-        if not np.isfinite(values).all():
-            at = int(np.argmin(np.isfinite(values)))
+        if (at := _first(~np.isfinite(values))) is not None:
             narrow = NARROW.get(semantics.encoding.dtype)
             as_type = "" if narrow is None else f" as {narrow.title}"
             limit = LARGEST_FLOAT if narrow is None else narrow.overflows
@@ -157,12 +151,12 @@ def _of_activations(
         missing = encoding.no_room(sums.shape[1])
         sums = np.where(missing, np.float32(0), sums)
     found: tuple[tuple[Literal["d", "s"], Floats | None, bool], ...] = (
-        ("d", scales, half_scale), ("s", None if sums is None else sums[0], True),
-    )  # fmt: skip
+        ("d", scales, half_scale),
+        ("s", None if sums is None else sums[0], True),
+    )
     for what, numbers, half in found:
-        if numbers is None or np.isfinite(numbers).all():
+        if numbers is None or (at := _first(~np.isfinite(numbers))) is None:
             continue
-        at = int(np.argmin(np.isfinite(numbers)))
         value = _meant(encoding, x, what, at, values)
         meaning = "the scale d" if what == "d" else "s"
         how = _of_half(value) if half else "it is a float32"
@@ -203,9 +197,7 @@ def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> 
         factors.append((fmt.minima(blocks)[..., 0], sums[0], "m_w·s"))
     for of_weights, of_activations, words in factors:
         made = of_weights.astype(np.float64) * of_activations.astype(np.float64)
-        bad = ~np.isfinite(semantics.term.round_products(fmt, made))
-        if bad.any():
-            at = int(np.argmax(bad))
+        if (at := _first(~np.isfinite(semantics.term.round_products(fmt, made)))) is not None:
             value = float(made[at])
             said = f"{words} of block {at} overflows here: {_of_half(value)}"
             return RangeProblem("product", at, value, LARGEST_HALF, "definition", said)
@@ -233,6 +225,11 @@ def _of_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Ra
     return RangeProblem("output", 0, value, narrow.overflows, "definition", words)
 
 
+def _first(bad: npt.NDArray[np.bool_] | np.bool_) -> int | None:
+    """Return the number of the first one that is True; None if none is."""
+    return int(np.argmax(bad)) if bad.any() else None
+
+
 def _of_half(value: float) -> str:
     limit = f"it is a half, at most {LARGEST_HALF:.0f}"
     if not np.isfinite(value):
@@ -242,17 +239,13 @@ def _of_half(value: float) -> str:
 
 def _of_elements(fmt: ElementFormat, w: Bytes, x: Floats) -> RangeProblem | None:
     blocks = w.reshape(-1, fmt.block_bytes)
-    bad = ~fmt.finite(blocks)
-    if bad.any():
-        at = int(np.argmax(bad))
+    if (at := _first(~fmt.finite(blocks))) is not None:
         value = float(fmt.decode(blocks[at : at + 1]).ravel()[0])
         return RangeProblem("weight", at, value, float(fmt.largest), "file", f"weight {at} is not finite")
-    if not np.isfinite(x).all():
-        at = int(np.argmin(np.isfinite(x)))
+    if (at := _first(~np.isfinite(x))) is not None:
         return RangeProblem("activation", at, float(x[at]), LARGEST_FLOAT, "definition", "an activation is not finite")
     rounded = round_to(fmt.name, x)
-    if not np.isfinite(rounded).all():
-        at = int(np.argmin(np.isfinite(rounded)))
+    if (at := _first(~np.isfinite(rounded))) is not None:
         limit = f", whose largest value is {fmt.largest:g}" if fmt.missing_range else ""
         words = f"activation {at}, {x[at]:g}, overflows as {fmt.name}{limit}"
         return RangeProblem("activation", at, float(x[at]), float(fmt.largest), "definition", words)

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,6 @@ from .values import Activations, term_values
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
-S = TypeVar("S", bound="Screen")
 
 #: Tokens, and terms of all outputs, below which a product is computed whole, since that takes no longer (measured).
 FEW, SMALL = 16, 1 << 20
@@ -175,35 +174,40 @@ def bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
     return plain and inner.term.weights in ("", "float32") and inner.term.is_bilinear(fmt)
 
 
-class _OfBlocks:
-    """Products of codes: one set of activations with any rows of weights.
+class Screen:
+    """One set of activations with any rows of weights.
 
     Args:
+        fmt: the weights' format.
+        x: the decoded activations.
         nb: terms of a row.
     """
 
-    of_blocks = True
-    #: A device, and the copy of the screen there.
-    placed: tuple[Device, Any] | None = None
+    #: Whether codes are multiplied, and whether minima are multiplied by sums of activations.
+    of_blocks = has_second = False
+    #: The factors of weights and of minima, float64[M, K] and float64[M, nb].
+    a: Doubles
+    s: Doubles
+    #: Arrays that a device needs; it derives the others.
+    _arrays: tuple[str, ...]
 
-    def __init__(self, term: CodeTerm, fmt: BlockFormat, x: Activations, nb: int, uses_sum: bool) -> None:
-        self._term, self._fmt, self.x, self.nb = term, fmt, x, nb
-        self._values, self.has_second = term_values(fmt), uses_sum or fmt.has_min
-        by_token = x.q.transpose(1, 0, 2) * x.d.transpose(1, 0, 2)
-        self.a = by_token.reshape(len(by_token), -1)
-        self.s = self._s_abs = np.zeros((len(self.a), 0))
-        if uses_sum:
-            self.s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
-        elif self.has_second:
-            self.s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
+    def __init__(self, fmt: BlockFormat, x: Activations, nb: int) -> None:
+        self._fmt, self.x, self.nb, self._values = fmt, x, nb, term_values(fmt)
+        self._placed: tuple[Device, Screen] | None = None
 
     @cached_property
     def _a_abs(self) -> Doubles:
         return np.abs(self.a)
 
-    def on(self, device: Device) -> _OfBlocks:
+    def on(self, device: Device) -> Screen:
         """Return the same on a device."""
-        return _placed(self, device, "a", "s", "_s_abs")
+        if self._placed is None or self._placed[0] is not device:
+            other = copy(self)
+            other.__dict__.pop("_a_abs", None)
+            for name in self._arrays:
+                setattr(other, name, device.put(getattr(self, name)))
+            self._placed = device, other
+        return self._placed[1]
 
     @property
     def columns(self) -> int:
@@ -212,6 +216,37 @@ class _OfBlocks:
 
     def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
         """Decode rows uint8[n, row bytes] to the factors of `a` and `s`, float64[n, K] and float64[n, nb] or None."""
+        raise NotImplementedError
+
+    def exact(self, w: Bytes | Placed) -> Doubles:
+        """Return only the exact products of weights uint8[n, row bytes], float64[M, n]."""
+        weights, least = self.weights(w)
+        first: Doubles = self.a @ weights.T
+        return first if least is None else first + self.s @ least.T
+
+    def product(self, w: Bytes | Placed) -> Product:
+        """Return the product of weights uint8[n, row bytes]."""
+        raise NotImplementedError
+
+
+class _OfBlocks(Screen):
+    """Products of codes."""
+
+    of_blocks = True
+    _arrays = "a", "s", "_s_abs"
+
+    def __init__(self, term: CodeTerm, fmt: BlockFormat, x: Activations, nb: int, uses_sum: bool) -> None:
+        super().__init__(fmt, x, nb)
+        self._term, self.has_second = term, uses_sum or fmt.has_min
+        by_token = x.q.transpose(1, 0, 2) * x.d.transpose(1, 0, 2)
+        self.a = by_token.reshape(len(by_token), -1)
+        self.s = self._s_abs = np.zeros((len(self.a), 0))
+        if uses_sum:
+            self.s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
+        elif self.has_second:
+            self.s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
+
+    def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
         weights, _, least = self._decoded(w)
         return weights.reshape(len(w), -1), least if self.has_second else None
 
@@ -222,14 +257,7 @@ class _OfBlocks:
         d, least = (of[:, 0].T for of in self._term.scales(self._fmt, blocks))
         return q * d[..., None], d, least
 
-    def exact(self, w: Bytes | Placed) -> Doubles:
-        """Return only the exact products of weights uint8[n, row bytes], float64[M, n]."""
-        weights, least = self.weights(w)
-        first: Doubles = self.a @ weights.T
-        return first if least is None else first + self.s @ least.T
-
     def product(self, w: Bytes | Placed) -> Product:
-        """Return the product of weights uint8[n, row bytes]."""
         nb, zero = self.nb, self._term.zero(self._fmt)
         weights, d, least = self._decoded(w)
         size = np.abs(weights)
@@ -247,69 +275,26 @@ class _OfBlocks:
         return _lowered(exact, total, carried, lanes, nb, added, 1, nb * (self._values + 1))
 
 
-class _OfValues:
-    """Products of values: one set of activations with any rows of weights.
+class _OfValues(Screen):
+    """Products of values."""
 
-    Args:
-        nb: terms of a row.
-    """
-
-    has_second = of_blocks = False
-    #: A device, and the copy of the screen there.
-    placed: tuple[Device, Any] | None = None
+    _arrays = "a", "_later"
 
     def __init__(self, term: ValueTerm, fmt: BlockFormat, x: Activations, nb: int) -> None:
-        self._term, self._fmt, self.x, self.nb = term, fmt, x, nb
-        self.a = x.wide
-        self.s = np.zeros((len(self.a), 0))
-        self._later = self.a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
-
-    @cached_property
-    def _a_abs(self) -> Doubles:
-        return np.abs(self.a)
-
-    def on(self, device: Device) -> _OfValues:
-        """Return the same on a device."""
-        return _placed(self, device, "a", "_later")
-
-    @property
-    def columns(self) -> int:
-        """K."""
-        return int(self.a.shape[1])
+        super().__init__(fmt, x, nb)
+        self._term, self.a, self.s = term, x.wide, np.zeros((len(x.wide), 0))
+        self._later = self.a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, self._values)
 
     def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
-        """Decode rows uint8[n, row bytes] to the factors of `a`, float64[n, K]."""
         assert not isinstance(w, Placed)
         return self._term.values(self._fmt, w)[0], None
 
-    def exact(self, w: Bytes | Placed) -> Doubles:
-        """Return only the exact products of weights uint8[n, row bytes], float64[M, n]."""
-        made: Doubles = self.a @ self.weights(w)[0].T
-        return made
-
     def product(self, w: Bytes | Placed) -> Product:
-        """Return the product of weights uint8[n, row bytes]."""
-        assert not isinstance(w, Placed)
-        weights, _ = self._term.values(self._fmt, w)
+        weights, _ = self.weights(w)
         exact, total = self.a @ weights.T, self._a_abs @ np.abs(weights).T
         lanes = self._later @ (weights**2).T
-        k = self.a.shape[1]
-        return _lowered(exact, total, exact**2, lanes, self.nb, k, term_values(self._fmt), k)
-
-
-Screen = _OfBlocks | _OfValues
-
-
-def _placed(screen: S, device: Device, *names: str) -> S:
-    """Return a screen with these arrays on a device, where it derives its other arrays."""
-    held = screen.placed
-    if held is None or held[0] is not device:
-        other = copy(screen)
-        other.__dict__.pop("_a_abs", None)
-        for name in names:
-            setattr(other, name, device.put(getattr(screen, name)))
-        screen.placed = held = device, other
-    return cast(S, held[1])
+        k = self.columns
+        return _lowered(exact, total, exact**2, lanes, self.nb, k, self._values, k)
 
 
 def _lowered(

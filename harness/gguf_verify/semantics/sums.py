@@ -114,26 +114,24 @@ class Product:
 
     def rows(self, index: Rows) -> Product:
         """Return the product of these rows of the activations, in this order."""
-        there = put(index, self.exact)
-        ordered, of_rows, lanes = None if self.ordered is None else self.ordered[there], self.of_rows, self.lanes
-        other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
-        of_lanes = None if lanes is None else Lanes(lambda tokens, rows: lanes.of(index[tokens], rows), lanes.most)
-        exact, bound, spread = (of[there] for of in (self.exact, self.bound, self.spread))
-        scale, losses = None if self.scale is None else self.scale[there], self.errors
-        errors: ErrorsOf | None = None if losses is None else lambda tokens, rows: losses(index[tokens], rows)
-        underflow = self.underflow if isinstance(self.underflow, float) else self.underflow[there]
-        return Product(
-            exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns, underflow
+        there, of_rows, lanes, errors = put(index, self.exact), self.of_rows, self.lanes, self.errors
+        return replace(
+            self.placed(lambda of: of[there]),
+            of_rows=None if of_rows is None else lambda rows: of_rows(rows).rows(index),
+            lanes=None if lanes is None else Lanes(lambda tokens, rows: lanes.of(index[tokens], rows), lanes.most),
+            errors=None if errors is None else lambda tokens, rows: errors(index[tokens], rows),
         )
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
         """Return the product of single outputs, one for each token and row, as [1, outputs]; only of NumPy arrays."""
-        ordered, lanes = None if self.ordered is None else self.ordered[tokens, rows][None], self.lanes
-        of_lanes = None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most)
-        exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
-        scale = None if self.scale is None else self.scale[tokens, rows][None]
-        underflow = self.underflow if isinstance(self.underflow, float) else self.underflow[tokens, rows][None]
-        return Product(exact, bound, spread, ordered, None, of_lanes, self.limit, scale, underflow=underflow)
+        lanes = self.lanes
+        return replace(
+            self.placed(lambda of: of[tokens, rows][None]),
+            of_rows=None,
+            lanes=None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most),
+            errors=None,
+            columns=0,
+        )
 
     def loosened(self, slack: Doubles | float) -> Product:
         """Return the same, with bound and spread increased by float64[M, N] of NumPy."""
@@ -153,20 +151,12 @@ class Product:
         exact, none = self.ordered.astype(np.float64), np.zeros_like(self.bound)
         return Product(exact, none, none, None)
 
-    def placed(self, move: Callable[[Array], Array]) -> Product:
-        """Return the same elsewhere; `move` moves an array there."""
-        ordered = None if self.ordered is None else move(self.ordered)
-        scale = None if self.scale is None else move(self.scale)
-        underflow = self.underflow if isinstance(self.underflow, float) else move(self.underflow)
-        return replace(
-            self,
-            exact=move(self.exact),
-            bound=move(self.bound),
-            spread=move(self.spread),
-            ordered=ordered,
-            scale=scale,
-            underflow=underflow,
-        )
+    def placed(self, each: Callable[[Array], Array]) -> Product:
+        """Return the same with every array replaced, for example by a copy on another device."""
+        names = ("exact", "bound", "spread", "ordered", "scale", "underflow")
+        arrays = {name: getattr(self, name) for name in names}
+        changed = {name: each(of) for name, of in arrays.items() if not (of is None or isinstance(of, float))}
+        return replace(self, **changed)
 
     def settled(self, rows: Rows) -> Product:
         """Return the same, with the product itself at some rows of the weights.

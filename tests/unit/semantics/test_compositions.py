@@ -23,8 +23,8 @@ from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.overflow import range_problem
 from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.sums import Product
-from gguf_verify.semantics.tensor_cores import probed
 from gguf_verify.semantics.terms.values import ValueTerm
+from scripts.tensor_cores import probed
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.narrow_sums import HALF_SUMS, Doubles, half, in_tensor_cores, toward_zero
 
