@@ -29,9 +29,9 @@ from ..results.failures import MAX_HEX_BYTES, Failure
 from ..results.products import TensorBytes
 from ..results.rungs import MAX_FAILURES, RungResult
 from ..support.errors import Culprit
-from .course import in_order
 from .interface import Rung, Steps
 from .pool import Step
+from .rounds import in_order
 from .run import Run
 
 #: Bytes that are scanned at a time where a budget may end the scan.

@@ -11,7 +11,7 @@ the layers rung makes these stops, in this order:
  3. `rungs.layers.rung.check` is the rung: it joins what the other stages find.
  4. `rungs.pool.Pool.each` has the tasks of the plan judged, here or in another process, and keeps their order.
  5. `rungs.layers.plan.Plan.steps` decides what is checked with each product: a `Step`, which may hold a `GemmTask`.
- 6. `rungs.course.Course.products` shows progress, and skips products that the budget does not allow.
+ 6. `rungs.rounds.Round.progress` shows progress in a round, which has the tensors that the budget allows.
  7. `llama.model.LoadedModel.capture` evaluates llama.cpp's graph, and hands over each product: a `Gemm`.
  8. `rungs.layers.task.GemmTask.judge` judges one product, and returns a `GemmFound`.
  9. `rungs.layers.gemm.GemmJudge.run_kernel` calls the kernel, and returns its `Outputs`.
