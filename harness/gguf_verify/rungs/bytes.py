@@ -136,7 +136,6 @@ def _leave(run: Run, result: RungResult, tensors: list[Tensor]) -> None:
     """Record the tensors that the budget did not suffice for."""
     for tensor in sorted(tensors, key=lambda t: (t.part, t.offset)):
         result.leave(tensor.name, run.budget.words)
-        run.budget.cut = True
 
 
 def _compare_readers(

@@ -66,10 +66,9 @@ class Budgeted(Protocol):
 
 @dataclass(frozen=True)
 class Judged:
-    """The findings of a task; whether the time that was left cut them short; and the files that the kernel opened."""
+    """The findings of a task, and the files that the kernel opened."""
 
     found: Any
-    cut: bool
     opened: OpenedFiles = field(default_factory=OpenedFiles)
 
 
@@ -192,7 +191,6 @@ class Pool:
             return task.judge(on)
         if isinstance(found, Refused):
             raise found.error
-        on.budget.cut |= found.cut
         self.opened = self.opened.with_(found.opened)
         return found.found
 
@@ -228,7 +226,7 @@ class Later:
 def _judged_here(on: Budgeted, task: Task[Any, Any]) -> Answer:
     answer = Answer()
     try:
-        answer.set_result(Judged(task.judge(on), cut=False))
+        answer.set_result(Judged(task.judge(on)))
     except (HarnessError, LlamaRefused, BudgetSpent) as error:
         answer.set_result(Refused(error))
     return answer

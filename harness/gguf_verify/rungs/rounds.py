@@ -101,7 +101,6 @@ def leave(run: Run, result: RungResult, tensors: Mapping[str, Tensor], names: Se
     """Record what the budget skipped, the tensors first."""
     for name in [*(name for name in tensors if name in names), *sorted(names - tensors.keys())]:
         result.leave(name, run.budget.words)
-        run.budget.cut = True
 
 
 def each(run: Run, what: str, tensors: Mapping[str, Tensor], result: RungResult) -> Iterator[Tensor]:

@@ -97,9 +97,9 @@ def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: 
         if run.budget.over:
             yield replace(found, event=None, ended_by="budget")
             return
-        run.budget.share(1 if rung.whole else sum(not r.whole for r in found.rungs[i:]))
+        budget = run.budget.share(1 if rung.whole else sum(not r.whole for r in found.rungs[i:]))
         yield replace(found, event=RungBegins(rung))
-        found, stopped = yield from _climb_one(run, rung, found, save, waived)
+        found, stopped = yield from _climb_one(replace(run, budget=budget), rung, found, save, waived)
         result = found.results[-1]
         if run.model.changed:  # the fault is a consequence of the change, which the report says once
             yield replace(found.ended(structs.replace(result, fault=None)), event=None)
@@ -109,7 +109,7 @@ def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: 
         if stopped or (more and result.verdict == "failed" and run.options.exit_first):
             yield replace(found, event=None, ended_by="first failure")
             return
-    if run.budget.cut:
+    if any(left.why == run.budget.words for result in found.results for left in result.unverified):
         yield replace(found, event=None, ended_by="budget")
 
 

@@ -114,7 +114,7 @@ def verification(request: Request) -> Generator[Event]:
     day = request.today or current_day()
     wanted = [name for name in RUNGS if name in (request.rungs or rungs_for())]
     # a call that is made alone has no time limit
-    budget = Budget(None if options.only_call else options.budget, request.clock)
+    budget = Budget.of(None if options.only_call else options.budget, request.clock)
     found: Climbed | None = None
     environment, costs, changed, over = None, None, None, False
     drawn = DrawnData(seed=options.seed) if isinstance(request.path, Drawn) else None
@@ -149,7 +149,8 @@ def verification(request: Request) -> Generator[Event]:
             if budget.limited:
                 begun = request.clock()
                 run.file_info()
-                budget.reserve(request.clock() - begun)  # for reading the whole file again at the end
+                # for reading the whole file again at the end
+                run = replace(run, budget=budget.reserve(request.clock() - begun))
             if not options.only_call:
                 compile_ahead(run)
                 if "bytes" in wanted and not pool.scans:

@@ -213,7 +213,7 @@ class Made:
             name: SimpleNamespace(name=name, type=SimpleNamespace(name=kind), shape=(32, size), nbytes=size)
             for name, (kind, size) in sizes.items()
         }
-        self.run: Any = SimpleNamespace(budget=Budget(budget, self.clock), options=SimpleNamespace(seed=0))
+        self.run: Any = SimpleNamespace(budget=Budget.of(budget, self.clock), options=SimpleNamespace(seed=0))
         self.budget, self.result = self.run.budget, RungResult(name="layers")
         self.judged: list[str] = []
         self.rounds = 0
@@ -247,7 +247,7 @@ def test_the_first_of_each_kind_come_first() -> None:
     assert order == in_order(dict(reversed(made.tensors.items())), 0)
     made.climb()
     assert sorted(made.judged[:2]) == sorted(order[:2])
-    assert (sorted(made.judged), made.left, made.budget.cut) == (sorted(MANY), [], False)
+    assert (sorted(made.judged), made.left) == (sorted(MANY), [])
     assert made.rounds == 2
 
 
@@ -279,19 +279,17 @@ def test_what_is_settled_is_not_left() -> None:
 
 def test_each_rung_gets_an_equal_part_of_what_is_left() -> None:
     clock = Clock(0.0)
-    budget = Budget(120, clock)
-    budget.reserve(20)
-    budget.share(4)
+    whole = Budget.of(120, clock).reserve(20)
+    budget = whole.share(4)
     assert budget.left == 25
-    with budget.half():
-        assert budget.left == 12.5
-        clock.now += 12.5
-        assert budget.spent
+    half = budget.half()
+    assert half.left == 12.5
+    clock.now += 12.5
+    assert half.spent
     assert budget.left == 12.5
     clock.now += 2.5
-    budget.share(2)
-    assert budget.left == 42.5
-    budget.share(1)
+    assert whole.share(2).left == 42.5
+    budget = whole.share(1)
     assert budget.left == 85
     clock.now += 85
     assert budget.over
@@ -299,8 +297,7 @@ def test_each_rung_gets_an_equal_part_of_what_is_left() -> None:
 
 def test_without_a_budget_nothing_is_looked_at() -> None:
     budget = Budget(clock=lambda: pytest.fail("it looks at the clock"))
-    budget.share(3)
-    budget.check()
+    budget.share(3).check()
     assert (budget.over, budget.spent, budget.left) == (False, False, math.inf)
 
 

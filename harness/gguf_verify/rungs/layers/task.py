@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -164,22 +164,22 @@ class _Judging:
         elif only.kind == "again" and only.m in OTHER_TOKENS:
             check_again(judged, judged.run_kernel((only.m,)), self._explanations)
         elif only.kind in ("probe", "grid", "index"):
-            self._probes(judged).check()
+            self._probes(judged, self._run).check()
         elif only.kind == "routing":
-            self._routings(judged).check()
+            self._routings(judged, self._run).check()
         elif only.kind in ("own", "shared", "other-m", "reference", "cut", "quantizer", "every-size"):
             judge_alone(judged, only, self._exact)
 
-    def _probes(self, judged: GemmJudge) -> TypeProbes:
+    def _probes(self, judged: GemmJudge, run: Run) -> TypeProbes:
         matrix = judged.matrix
         return TypeProbes(
-            self._run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
+            run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
         )
 
-    def _routings(self, judged: GemmJudge) -> RoutingProbes:
+    def _routings(self, judged: GemmJudge, run: Run) -> RoutingProbes:
         rows = self._run.row_bytes(judged.matrix.tensor)
         tensor, call = judged.matrix.tensor, judged.call("routing")
-        return RoutingProbes(self._run, self._result, tensor, rows, judged.gemm.x, self._explanations, call)
+        return RoutingProbes(run, self._result, tensor, rows, judged.gemm.x, self._explanations, call)
 
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, if the GEMM is correct. Raises KernelFault."""
@@ -212,11 +212,11 @@ class _Judging:
         if self._task.probes:
             taken = Activations.of(judged.semantics, every_size(matrix.tensor.k))
             judged.check_quantizer(taken, judged.call("every-size"))
-            probes = self._probes(judged)
-            with run.budget.half():
-                probes.check()
-                judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
-                self._routings(judged).check()
+            in_half = replace(run, budget=run.budget.half())
+            probes = self._probes(judged, in_half)
+            probes.check()
+            judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
+            self._routings(judged, in_half).check()
         return made
 
     def _check_schedules(self, judged: GemmJudge) -> None:

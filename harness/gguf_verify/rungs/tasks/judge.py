@@ -228,7 +228,6 @@ class TaskJudge(ABC):
             if self.broken:
                 return
             if budget.spent:
-                budget.cut = True
                 found.not_covered.append(("the rest of the plan", budget.words))
                 self.result.leave(f"probes of {found.name}", budget.words, "")
                 return
