@@ -121,13 +121,13 @@ def _plan(
             vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
             first = vector or gemm.tensor in left
             products.add(gemm.tensor)
-            step = Step[BlocksTask]()
+            said = PartialResult(name="")
             if not np.isfinite(gemm.x).all():
                 if first:
-                    step.said.leave(gemm.tensor, "its activations are not finite")
+                    said.leave(gemm.tensor, "its activations are not finite")
                     left.pop(gemm.tensor, None)
                     settled.add(gemm.tensor)
-                    yield step
+                    yield Step(said)
                 continue
             if not first and gemm.x.shape[1] in rows_by_width:
                 continue
@@ -138,13 +138,12 @@ def _plan(
                     refused.add(gemm.tensor)
                     continue
                 left.pop(gemm.tensor, None)
-                step.task = BlocksTask(tensor.name, x, known())
-                yield step
+                yield Step(said, BlocksTask(tensor.name, x, known()))
     for tensor in left.values():
-        step = Step[BlocksTask]()
+        said, task = PartialResult(name=""), None
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
-            step.said.skip(why)
+            said.skip(why)
             settled.add(tensor.name)
         elif tensor.name in turn.waiting:
             continue
@@ -152,11 +151,11 @@ def _plan(
             refused.add(tensor.name)
             continue
         elif tensor.k not in rows_by_width:
-            step.said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
+            said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:
-            step.said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
-            step.task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
-        yield step
+            said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
+            task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
+        yield Step(said, task)
     end = Step[BlocksTask]()
     leave(run, end.said, wanted, {*turn.waiting, *refused} - settled)
     yield end
@@ -178,7 +177,7 @@ class BlocksTask:
         return BlocksFound(part, explanations.attempts, exact.distances)
 
 
-@dataclass
+@dataclass(frozen=True)
 class BlocksFound:
     """The findings of one tensor: a part of the rung's result, the explanations of wrong calls, and the distances of an
     author's oracle."""

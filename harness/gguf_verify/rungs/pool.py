@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..llama import LlamaRefused
@@ -42,7 +42,7 @@ class Task(Protocol[On, Found]):
         ...
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step(Generic[T]):
     """A step of a plan: findings without a judgement, and the task that follows, if any."""
 
@@ -143,8 +143,8 @@ class Pool:
                         step = next(plan)
                         answer = None
                         if step.task is not None:
-                            kept, step.task = self._workers.keep(step.task)
-                            answer = self._give(on, kept, step.task)
+                            kept, task = self._workers.keep(step.task)
+                            step, answer = replace(step, task=task), self._give(on, kept, task)
                         queue.append((step, answer))
                     except StopIteration:
                         over = True

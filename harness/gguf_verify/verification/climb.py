@@ -87,12 +87,12 @@ class Climbed:
         return replace(self.ended(result), ended_by=signal)
 
 
-#: The results with the failures that waivers cover.
+#: Results → the same results, with `waived` set.
 Waived = Callable[[Sequence[RungResult]], Sequence[RungResult]]
 
 
 def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: Waived) -> Generator[Climbed]:
-    """Climb the rungs in order. `save`: saves the first wrong call; what became of it, in a sentence."""
+    """Climb the rungs in order. `save` saves the first wrong call, and returns a sentence about it."""
     for i, rung in enumerate(found.rungs):
         if run.budget.over:
             yield replace(found, event=None, ended_by="budget")

@@ -71,18 +71,18 @@ class Plan:
     def steps(self) -> Generator[Step[GemmTask]]:
         """Each product of each pass. Raises LlamaRefused, EnvironmentFault."""
         run, session, settled, refused = self._run, self._run.session, set[str](), set[str]()
-        step = Step[GemmTask]()
+        begin = Step[GemmTask]()
         if session.note:
-            step.said.note(session.note)
-        yield step
+            begin.said.note(session.note)
+        yield begin
         for turn in rounds(run, self._matrices, settled):
             for number, gemm in self._products(turn):
-                step = Step[GemmTask]()
+                said, task = PartialResult(name=""), None
                 if isinstance(gemm, Evaluation):
-                    self._leave_unsupported(step.said, gemm)
+                    self._leave_unsupported(said, gemm)
                     if number == 0 and turn.first:
                         self._seen |= set(gemm.unsupported)
-                        self._leave_unused(step.said, gemm)
+                        self._leave_unused(said, gemm)
                         settled |= {*self._matrices} - self._seen | {*gemm.unsupported}
                 elif run.wants(gemm.tensor):
                     self._note_rows(gemm)
@@ -90,8 +90,8 @@ class Plan:
                         refused.add(gemm.tensor)
                     elif turn.chooses(gemm.tensor):
                         self._idle += gemm.idle
-                        step.task = self._task(step.said, gemm, number == 0)
-                yield step
+                        task = self._task(said, gemm, number == 0)
+                yield Step(said, task)
         end = Step[GemmTask]()
         leave(run, end.said, self._matrices, {*turn.waiting, *refused} - settled)
         yield end

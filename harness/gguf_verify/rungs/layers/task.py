@@ -71,7 +71,7 @@ class GemmTask:
         return _Judging(self, run).found()
 
 
-@dataclass
+@dataclass(frozen=True)
 class GemmFound:
     """The findings of one GEMM.
 
@@ -104,13 +104,17 @@ class _Judging:
         self._exact = ExactProducts(run, self._result)
         self._explanations = task.known.explanations_in(self._result, run)
         self._quantizers = Quantizers(run.backend)
-        self._found = GemmFound(self._result, self._explanations.attempts, quantized=self._quantizers.seen)
+        self._at_schedules = self._at_probes = False
+        self._path: str | None = None
+        self._gap: float | None = None
 
     def found(self) -> GemmFound:
         """Judge it. Raises EnvironmentFault."""
         self._check()
-        self._found.distances = self._exact.distances
-        return self._found
+        return GemmFound(
+            self._result, self._explanations.attempts, self._at_schedules, self._at_probes, self._path, self._gap,
+            self._quantizers.seen, self._exact.distances,
+        )  # fmt: skip
 
     def _check(self) -> None:
         run, result, gemm, only = self._run, self._result, self._gemm, self._run.only
@@ -189,7 +193,7 @@ class _Judging:
         made = judged.run_kernel(OTHER_TOKENS if new_shape else (1,))
         path = run.backend.path(judged.llama)
         if path is not None:
-            self._found.path = path
+            self._path = path
             self._quantizers.check(
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
@@ -208,7 +212,7 @@ class _Judging:
             for i, trial in enumerate(cut_trials(matrix, made.other.values)):
                 if run.kernel.domain.outside(len(trial.rows), trial.k) is None:
                     judged.try_shape(trial, i)
-        self._found.at_probes = True
+        self._at_probes = True
         if self._task.probes:
             taken = Activations.of(judged.semantics, every_size(matrix.tensor.k))
             judged.check_quantizer(taken, judged.call("every-size"))
@@ -221,7 +225,7 @@ class _Judging:
 
     def _check_schedules(self, judged: GemmJudge) -> None:
         """Once, where it is this task's to do. Raises KernelFault."""
-        again, self._found.at_schedules = self._found.at_schedules, True
+        again, self._at_schedules = self._at_schedules, True
         if self._task.schedules and not again:
             self._run_schedules(judged)
 
@@ -249,7 +253,7 @@ class _Judging:
             chosen = f"GEMMs by {kernel.name}"
             result.figures[chosen] = result.figures.get(chosen, 0) + 1
         if quantized:
-            self._found.gap = judged.gap
+            self._gap = judged.gap
         tested = self._run.kernel.is_under_test(matrix.fmt)
         others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
         result.count_beside("GEMMs", 1, tested)

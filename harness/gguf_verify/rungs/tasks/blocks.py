@@ -21,7 +21,7 @@ from .judge import MOST_WRONG, Judged, TaskCall, TaskJudge
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Why a tensor is not looked at.
+#: Why a tensor is skipped.
 BROKEN = f"the kernel is not called any more: it broke its contract {MOST_WRONG} times"
 
 
@@ -29,7 +29,7 @@ class BlocksJudge(TaskJudge):
     """The rung of a kernel that takes rows of blocks, uint8[N, row bytes]."""
 
     def most_rows(self, tensor: Tensor) -> int:
-        """How many rows of one of a tensor's matrices a call has at most."""
+        """The most rows of a call, all of one of the tensor's matrices."""
         return rows_of_matrix(tensor)
 
     def of_model(self) -> Generator[None, None, list[Tensor]]:
@@ -66,7 +66,7 @@ class BlocksJudge(TaskJudge):
                 yield tensor
 
     def _calls(self, tensor: Tensor) -> Iterator[TaskCall]:
-        """Calls with all rows of a tensor, of one of its matrices each."""
+        """Calls that together have all rows of a tensor, each those of one matrix."""
         rows, matrix, most = self.run.row_bytes(tensor), rows_of_matrix(tensor), self.most_rows(tensor)
         starts = [at + i for at in range(0, len(rows), matrix) for i in range(0, matrix, most)]
         wanted = []

@@ -62,14 +62,14 @@ class Codes(TaskJudge):
         #: Values that rows are multiples of, and those of a block.
         self._size, self._block = unit_of(self._encoding), fmt.block_size
         self._found, self._explained = Found(self.kernel.encoding), False
-        #: Activations, of whose size random ones are.
+        #: Random activations have the size of these.
         self._like = np.ones((1, 32), np.float32)
         if self.only is None and self.kernel.fast_math:
             for name in ("ambiguous codes", "codes off by one step", "scales off"):
                 self.result.figures[name] = 0
 
     def found(self, tensor: Tensor) -> Found:
-        """All is of one encoding."""
+        """There is one encoding, and one record."""
         return self._found
 
     def outputs(self, call: TaskCall, given: Floats, kernel: Quantizer) -> Bytes:
