@@ -194,21 +194,19 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-def apply(report: Report, waivers: Sequence[Waiver], day: date, under_way: Sequence[RungResult] = ()) -> None:
-    """Waive failures of a run: set `RungResult.waived` and `Report.waivers`.
-
-    Args:
-        under_way: unfinished rungs, which the report does not contain yet.
-    """
+def apply(report: Report, waivers: Sequence[Waiver], day: date) -> Report:
+    """The report with the failures that are waived, `RungResult.waived`, and the use of each waiver."""
     mine = [waiver for waiver in waivers if waiver.of_run(report)]
-    counts = [0] * len(mine)
-    for rung in (*report.rungs, *under_way):
-        rung.waived = {}
+    counts, rungs = [0] * len(mine), []
+    for rung in report.rungs:
+        waived = {}
         for tensor, n in rung.failing.items():
             fitting = [i for i, waiver in enumerate(mine) if waiver.covers(report, rung, tensor)]
             valid = [i for i in fitting if not mine[i].expired(day)]
             for i in valid[:1] or fitting:
                 counts[i] += n
             if valid:
-                rung.waived[tensor] = n
-    report.waivers = [waiver.use(n, day) for waiver, n in zip(mine, counts, strict=True)]
+                waived[tensor] = n
+        rungs.append(msgspec.structs.replace(rung, waived=waived))
+    used = [waiver.use(n, day) for waiver, n in zip(mine, counts, strict=True)]
+    return msgspec.structs.replace(report, rungs=rungs, waivers=used)

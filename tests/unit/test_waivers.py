@@ -36,8 +36,7 @@ def failing(tensor: str = WRONG) -> Report:
 
 
 def applied(report: Report, *held: Waiver, day: date = DAY) -> Report:
-    apply(report, held, day)
-    return report
+    return apply(report, held, day)
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

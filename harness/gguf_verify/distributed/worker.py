@@ -85,7 +85,7 @@ class Worker:
         if fault is not None:
             return fault
         assert self._opened is not None
-        on = replace(self._opened, budget=Budget(left, words=words))
+        on = replace(self._opened, budget=Budget.of(left, words=words))
         before = stages.seconds()
         try:
             found = task.judge(on)
@@ -94,7 +94,7 @@ class Worker:
         part = getattr(found, "part", None)
         if part is not None:
             part.stages.update(stages.since(before))
-        return Judged(found, on.budget.cut, on.opened_here)
+        return Judged(found, on.opened_here)
 
     def close(self) -> None:
         """End what was started."""

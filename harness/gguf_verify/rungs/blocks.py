@@ -42,7 +42,6 @@ from ..semantics.sums import Product
 from ..support.errors import KernelFault
 from ..support.text import printable
 from .calls import begin_alone, calling, end_alone
-from .course import Course
 from .exact import Distances, ExactProducts
 from .explain import Attempts, Explanations, Place, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
@@ -52,6 +51,7 @@ from .judging import KERNEL, Output, judge_output, llama_side
 from .known import Known
 from .llama_quantizers import Quantizers
 from .pool import Step
+from .rounds import leave, rounds
 from .run import Run
 from .sampling import BlockSample, Rows
 
@@ -77,8 +77,7 @@ def check(run: Run, result: RungResult) -> Steps:
     if wanted:
         exact = ExactProducts(run, result)
         explanations = Explanations(result, run.options.threads, holds=bool(run.options.save_case))
-        course = Course(run, wanted)
-        plan = _plan(run, wanted, products, course, lambda: Known.of(result, explanations))
+        plan = _plan(run, wanted, products, lambda: Known.of(result, explanations))
         try:
             for step, found in run.judges.each(run, plan):
                 result.join(step.said)
@@ -87,7 +86,6 @@ def check(run: Run, result: RungResult) -> Steps:
                     explanations.join(found.attempts)
                     exact.join(found.distances)
                 yield explanations.attempts.first
-            course.leave(result)
             exact.report()
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), error.culprit)
@@ -104,55 +102,62 @@ RUNG = Rung(
 
 
 def _plan(
-    run: Run, wanted: dict[str, Tensor], products: set[str], course: Course, known: Callable[[], Known]
+    run: Run, wanted: dict[str, Tensor], products: set[str], known: Callable[[], Known]
 ) -> Generator[Step[BlocksTask]]:
     """The wanted tensors, as llama.cpp's graph multiplies them; `products` gets the names of all tensors that it
     multiplies. Raises LlamaRefused, EnvironmentFault."""
-    session = run.session
     rows_by_width: dict[int, Floats] = {}
-    left = dict(wanted)
+    left, settled, refused = dict(wanted), set[str](), set[str]()
     done: Evaluation | None = None
-    captures = course.through(lambda: session.llama.capture(session.prompt))
-    for gemm in course.products("blocks", captures):
-        if isinstance(gemm, Evaluation):
-            done = gemm
-            continue
-        tensor = run.model.tensors.get(gemm.tensor)
-        if tensor is None or tensor.type.weights is None or run.uncovered(tensor):
-            continue  # the layers rung says so
-        vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
-        first = vector or gemm.tensor in left
-        products.add(gemm.tensor)
-        step = Step[BlocksTask]()
-        if not np.isfinite(gemm.x).all():
-            if first:
-                step.said.leave(gemm.tensor, "its activations are not finite")
+    for turn in rounds(run, wanted, settled):
+        for gemm in turn.progress(run, "blocks", run.session.llama.capture(run.session.prompt)):
+            if isinstance(gemm, Evaluation):
+                done = gemm
+                continue
+            tensor = run.model.tensors.get(gemm.tensor)
+            if tensor is None or tensor.type.weights is None or run.uncovered(tensor):
+                continue  # the layers rung says so
+            vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
+            first = vector or gemm.tensor in left
+            products.add(gemm.tensor)
+            said = PartialResult(name="")
+            if not np.isfinite(gemm.x).all():
+                if first:
+                    said.leave(gemm.tensor, "its activations are not finite")
+                    left.pop(gemm.tensor, None)
+                    settled.add(gemm.tensor)
+                    yield Step(said)
+                continue
+            if not first and gemm.x.shape[1] in rows_by_width:
+                continue
+            x = _fewest_zeros(gemm.x, tensor.type.weights)
+            rows_by_width.setdefault(x.shape[1], x)
+            if first and tensor.k == x.shape[1] and turn.chooses(gemm.tensor):
+                if run.budget.spent:
+                    refused.add(gemm.tensor)
+                    continue
                 left.pop(gemm.tensor, None)
-                course.settle([gemm.tensor])
-                yield step
-            continue
-        if not first and gemm.x.shape[1] in rows_by_width:
-            continue
-        x = _fewest_zeros(gemm.x, tensor.type.weights)
-        rows_by_width.setdefault(x.shape[1], x)
-        if first and tensor.k == x.shape[1] and course.takes(gemm.tensor):
-            left.pop(gemm.tensor, None)
-            step.task = BlocksTask(tensor.name, x, known())
-            yield step
+                yield Step(said, BlocksTask(tensor.name, x, known()))
     for tensor in left.values():
-        step = Step[BlocksTask]()
+        said, task = PartialResult(name=""), None
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
-            step.said.skip(why)
-            course.settle([tensor.name])
-        elif not course.takes(tensor.name):
+            said.skip(why)
+            settled.add(tensor.name)
+        elif tensor.name in turn.waiting:
+            continue
+        elif run.budget.spent:
+            refused.add(tensor.name)
             continue
         elif tensor.k not in rows_by_width:
-            step.said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
+            said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:
-            step.said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
-            step.task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
-        yield step
+            said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
+            task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
+        yield Step(said, task)
+    end = Step[BlocksTask]()
+    leave(run, end.said, wanted, {*turn.waiting, *refused} - settled)
+    yield end
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class BlocksTask:
         return BlocksFound(part, explanations.attempts, exact.distances)
 
 
-@dataclass
+@dataclass(frozen=True)
 class BlocksFound:
     """The findings of one tensor: a part of the rung's result, the explanations of wrong calls, and the distances of an
     author's oracle."""

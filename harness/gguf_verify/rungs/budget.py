@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ..results.options import spent_words
 
@@ -20,58 +20,58 @@ class BudgetSpent(Exception):
     """A rung that is done whole or not at all has no time left."""
 
 
+@dataclass(frozen=True)
 class Budget:
-    """The time of one run, from now on.
+    """The time of a run and of its current rung; without an end it is unlimited.
 
     Args:
-        seconds: of the whole run; None: unlimited.
         clock: returns the time in seconds.
-        words: the reason for what is skipped; None: that the budget is spent.
+        words: the reason for what is skipped.
+        end: of the run.
+        deadline: of the rung.
     """
 
-    def __init__(
-        self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic, words: str | None = None
-    ) -> None:
-        self.clock = clock
-        self.limited = seconds is not None
-        #: Something was skipped because of it.
-        self.cut = False
-        #: The reason for what is skipped.
-        self.words = spent_words(seconds) if words is None else words
-        self._end = math.inf if seconds is None else clock() + seconds
-        self._deadline = self._end
+    clock: Callable[[], float] = time.monotonic
+    words: str = spent_words(None)
+    end: float = math.inf
+    deadline: float = math.inf
 
-    def reserve(self, seconds: float) -> None:
-        """Keep this time for the work after the rungs."""
-        self._end -= seconds
-        self._deadline = min(self._deadline, self._end)
+    @classmethod
+    def of(cls, seconds: float | None, clock: Callable[[], float] = time.monotonic, words: str | None = None) -> Budget:
+        """A budget of this time from now on; None: unlimited. `words`: None for those of a whole run."""
+        end = math.inf if seconds is None else clock() + seconds
+        return cls(clock, spent_words(seconds) if words is None else words, end, end)
 
-    def share(self, rungs: int) -> None:
-        """A rung begins; it gets an equal part of the time that is left for this number of rungs."""
-        if self.limited:
-            now = self.clock()
-            self._deadline = now + max(0.0, self._end - now) / rungs
+    def reserve(self, seconds: float) -> Budget:
+        """With this time kept for the work after the rungs."""
+        end = self.end - seconds
+        return replace(self, end=end, deadline=min(self.deadline, end))
 
-    @contextmanager
-    def half(self) -> Iterator[None]:
-        """In this block, half of the time that is left for the rung is all of it."""
-        before = self._deadline
-        if self.limited:
-            self._deadline -= self.left / 2
-        try:
-            yield
-        finally:
-            self._deadline = before
+    def share(self, rungs: int) -> Budget:
+        """That of the next rung: an equal part of the time that is left for this number of rungs."""
+        if not self.limited:
+            return self
+        now = self.clock()
+        return replace(self, deadline=now + max(0.0, self.end - now) / rungs)
+
+    def half(self) -> Budget:
+        """With half of the time that is left for the rung."""
+        return replace(self, deadline=self.deadline - self.left / 2) if self.limited else self
+
+    @property
+    def limited(self) -> bool:
+        """Whether it has an end."""
+        return self.end < math.inf
 
     @property
     def over(self) -> bool:
         """Whether no time is left for the run."""
-        return self.limited and self.clock() >= self._end
+        return self.limited and self.clock() >= self.end
 
     @property
     def left(self) -> float:
         """Seconds that the rung may still take."""
-        return max(0.0, self._deadline - self.clock()) if self.limited else math.inf
+        return max(0.0, self.deadline - self.clock()) if self.limited else math.inf
 
     @property
     def spent(self) -> bool:
@@ -81,5 +81,4 @@ class Budget:
     def check(self) -> None:
         """Raises BudgetSpent where the rung's time is over."""
         if self.spent:
-            self.cut = True
             raise BudgetSpent(self.words)

@@ -32,9 +32,9 @@ from ..results.failures import MAX_HEX_BYTES, Failure
 from ..results.products import TensorBytes
 from ..results.rungs import MAX_FAILURES, RungResult
 from ..support.errors import Culprit
-from .course import in_order
 from .interface import Rung, Steps
 from .pool import Step
+from .rounds import in_order
 from .run import Run
 
 #: Bytes that are scanned at a time where a budget may end the scan.
@@ -139,7 +139,6 @@ def _leave(run: Run, result: RungResult, tensors: list[Tensor]) -> None:
     """Record the tensors that the budget did not suffice for."""
     for tensor in sorted(tensors, key=lambda t: (t.part, t.offset)):
         result.leave(tensor.name, run.budget.words)
-        run.budget.cut = True
 
 
 def _compare_readers(

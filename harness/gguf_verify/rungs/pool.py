@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..llama import LlamaRefused
@@ -42,7 +42,7 @@ class Task(Protocol[On, Found]):
         ...
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step(Generic[T]):
     """A step of a plan: findings without a judgement, and the task that follows, if any."""
 
@@ -66,10 +66,9 @@ class Budgeted(Protocol):
 
 @dataclass(frozen=True)
 class Judged:
-    """The findings of a task; whether the time that was left cut them short; and the files that the kernel opened."""
+    """The findings of a task, and the files that the kernel opened."""
 
     found: Any
-    cut: bool
     opened: OpenedFiles = field(default_factory=OpenedFiles)
 
 
@@ -144,8 +143,8 @@ class Pool:
                         step = next(plan)
                         answer = None
                         if step.task is not None:
-                            kept, step.task = self._workers.keep(step.task)
-                            answer = self._give(on, kept, step.task)
+                            kept, task = self._workers.keep(step.task)
+                            step, answer = replace(step, task=task), self._give(on, kept, task)
                         queue.append((step, answer))
                     except StopIteration:
                         over = True
@@ -192,7 +191,6 @@ class Pool:
             return task.judge(on)
         if isinstance(found, Refused):
             raise found.error
-        on.budget.cut |= found.cut
         self.opened = self.opened.with_(found.opened)
         return found.found
 
@@ -228,7 +226,7 @@ class Later:
 def _judged_here(on: Budgeted, task: Task[Any, Any]) -> Answer:
     answer = Answer()
     try:
-        answer.set_result(Judged(task.judge(on), cut=False))
+        answer.set_result(Judged(task.judge(on)))
     except (HarnessError, LlamaRefused, BudgetSpent) as error:
         answer.set_result(Refused(error))
     return answer

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from ..results.costs import QuantizationCosts
-from ..results.environment import Environment
+from msgspec import structs
+
 from ..results.failures import Failure
 from ..results.report import EndedBy, Report
 from ..results.rungs import RungResult
 from ..rungs import Run, Rung
+from ..rungs.explain import WrongOutput
 from ..support.errors import EnvironmentFault, HarnessError
-from .cases import NO_CASE, save_case
+from .cases import NO_CASE
 
 
 @dataclass(frozen=True)
@@ -49,113 +49,111 @@ class Reported:
 Event = RungBegins | Failed | RungEnds | Reported
 
 
-@dataclass
+@dataclass(frozen=True)
 class Climbed:
-    """The rungs of a run and what they have found so far, of which the pipeline makes the report."""
+    """The state of a climb after an event, of which the pipeline makes the report.
 
-    environment: Environment
+    Args:
+        rungs: those to climb, in order.
+        event: the event; None where there is none to report.
+        results: of each rung that was begun.
+        incomplete: the last of the results is of a rung that still adds to it.
+        ended_by: why the run ended early.
+        case: what became of the case, in a sentence.
+    """
+
     rungs: Sequence[Rung]
-    #: The command line that repeats the run.
-    command: str
-    #: Of each rung that was begun.
-    results: list[RungResult] = field(default_factory=list)
-    #: The last of the results is not complete.
+    event: Event | None = None
+    results: tuple[RungResult, ...] = ()
     incomplete: bool = False
     ended_by: EndedBy = ""
-    not_climbed: tuple[str, ...] = ()
-    costs: QuantizationCosts | None = None
-    changed: str | None = None
-    #: What became of the case, in a sentence.
     case: str = NO_CASE
-    #: Only what was opened remains to be closed.
-    over: bool = False
 
     @property
-    def ended(self) -> list[RungResult]:
-        return self.results[:-1] if self.incomplete else self.results
+    def not_climbed(self) -> tuple[str, ...]:
+        """The rungs that an early end skipped."""
+        return tuple(rung.name for rung in self.rungs[len(self.results) :]) if self.ended_by else ()
 
-    @property
-    def under_way(self) -> list[RungResult]:
-        return self.results[-1:] if self.incomplete else []
+    def ended(self, result: RungResult) -> Climbed:
+        """After the last rung ended with this result."""
+        return replace(self, event=RungEnds(result), results=(*self.results[:-1], result), incomplete=False)
 
-    def end(self, by: EndedBy) -> None:
-        """Record why the run ends early."""
-        self.ended_by = by
-        self.not_climbed = tuple(rung.name for rung in self.rungs[len(self.results) :])
-
-    def interrupt(self, signal: EndedBy, changed: bool) -> None:
-        """Record that a signal ended the run: an incomplete rung has not passed."""
-        if self.over:
-            return
-        for result in self.under_way:
-            result.fault, result.fault_culprit = f"interrupted by {signal} before its end", "coverage"
-        self.end(signal)
-        if changed:
-            self.changed = "its inode says so; it was not read again, because the run was interrupted"
-        self.over = True
+    def interrupted(self, signal: EndedBy) -> Climbed:
+        """After a signal: an incomplete rung has not passed."""
+        if not self.incomplete:
+            return replace(self, ended_by=signal)
+        fault = f"interrupted by {signal} before its end"
+        result = structs.replace(self.results[-1], fault=fault, fault_culprit="coverage")
+        return replace(self.ended(result), ended_by=signal)
 
 
-def climb(run: Run, found: Climbed, waive: Callable[[Climbed], None]) -> Iterator[Event]:
-    """Climb the rungs in order."""
+#: Results → the same results, with `waived` set.
+Waived = Callable[[Sequence[RungResult]], Sequence[RungResult]]
+
+
+def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: Waived) -> Generator[Climbed]:
+    """Climb the rungs in order. `save` saves the first wrong call, and returns a sentence about it."""
     for i, rung in enumerate(found.rungs):
         if run.budget.over:
-            found.end("budget")
+            yield replace(found, event=None, ended_by="budget")
             return
-        run.budget.share(1 if rung.whole else sum(not r.whole for r in found.rungs[i:]))
-        yield RungBegins(rung)
-        result = rung.empty()
-        found.results.append(result)
-        found.incomplete = True
-        stopped = yield from _steps(run, rung, found, waive)
-        found.incomplete = False
-        waive(found)
-        if run.model.changed:
-            result.fault = None  # a consequence of the change, which the report says once
+        budget = run.budget.share(1 if rung.whole else sum(not r.whole for r in found.rungs[i:]))
+        yield replace(found, event=RungBegins(rung))
+        found, stopped = yield from _climb_one(replace(run, budget=budget), rung, found, save, waived)
+        result = found.results[-1]
+        if run.model.changed:  # the fault is a consequence of the change, which the report says once
+            yield replace(found.ended(structs.replace(result, fault=None)), event=None)
             return
-        yield RungEnds(result)
+        yield found
         more = i + 1 < len(found.rungs)
         if stopped or (more and result.verdict == "failed" and run.options.exit_first):
-            found.end("first failure")
+            yield replace(found, event=None, ended_by="first failure")
             return
-    if run.budget.cut:
-        found.end("budget")
+    if any(left.why == run.budget.words for result in found.results for left in result.unverified):
+        yield replace(found, event=None, ended_by="budget")
 
 
-def _steps(run: Run, rung: Rung, found: Climbed, waive: Callable[[Climbed], None]) -> Generator[Event, None, bool]:
-    """Climb one rung, and report failures as soon as they are known. Returns whether the first one ended it (-x).
+def _climb_one(
+    run: Run, rung: Rung, found: Climbed, save: Callable[[WrongOutput], str], waived: Waived
+) -> Generator[Climbed, None, tuple[Climbed, bool]]:
+    """Climb one rung, and report failures as soon as they are known. Returns its end, and whether its first failure
+    ended it (-x).
 
     If the rung breaks off, its result says why, and keeps what was found before.
     """
-    result, counted, listed = found.results[-1], 0, 0
+    result, counted, listed, n_waived = rung.empty(), 0, 0, 0
+    found = replace(found, event=None, results=(*found.results, result), incomplete=True)
+    yield found
 
-    def news() -> Iterator[Failed]:
-        nonlocal counted, listed
+    def news() -> Iterator[Climbed]:
+        nonlocal counted, listed, n_waived
         if result.n_failures != counted:
             counted = result.n_failures
-            waive(found)
+            shown = waived(found.results)[-1]
+            n_waived = shown.n_waived
             first, listed = listed, len(result.failures)
             for failure in result.failures[first:]:
-                yield Failed(result, failure)
+                yield replace(found, event=Failed(shown, failure))
 
-    stopped = False
+    stopped, broken = False, dict[str, str]()
     try:
         with closing(rung.steps(run, result)) as steps:
             for wrong in steps:
                 if wrong is not None and found.case == NO_CASE:
-                    folder = Path(run.options.save_case)
-                    found.case = save_case(folder, wrong, run.model.path, found.command, found.environment)
+                    found = replace(found, case=save(wrong))
+                    yield found
                 yield from news()
-                stopped = run.options.exit_first and result.n_failures != result.n_waived
+                stopped = run.options.exit_first and result.n_failures != n_waived
                 if stopped:
                     break
     except HarnessError as error:
         if not isinstance(error, EnvironmentFault) and not run.model.changed:
             raise
-        result.fault = str(error)
-        result.fault_culprit = error.culprit if isinstance(error, EnvironmentFault) else "file"
-        run.close()  # the next rung gets a new process
+        culprit = error.culprit if isinstance(error, EnvironmentFault) else "file"
+        broken = {"fault": str(error), "fault_culprit": culprit}
     if stopped:
-        result.fault, result.fault_culprit = "ended at its first failure (-x)", "coverage"
-        run.close()
+        broken = {"fault": "ended at its first failure (-x)", "fault_culprit": "coverage"}
+    if broken:
+        run.close()  # the next rung gets a new process
     yield from news()
-    return stopped
+    return found.ended(structs.replace(waived(found.results)[-1], **broken)), stopped

@@ -11,7 +11,7 @@ the layers rung makes these stops, in this order:
  3. `rungs.layers.rung.check` is the rung: it joins what the other stages find.
  4. `rungs.pool.Pool.each` has the tasks of the plan judged, here or in another process, and keeps their order.
  5. `rungs.layers.plan.Plan.steps` decides what is checked with each product: a `Step`, which may hold a `GemmTask`.
- 6. `rungs.course.Course.products` shows progress, and skips products that the budget does not allow.
+ 6. `rungs.rounds.Round.progress` shows progress in a round, which has the tensors that the budget allows.
  7. `llama.model.LoadedModel.capture` evaluates llama.cpp's graph, and hands over each product: a `Gemm`.
  8. `rungs.layers.task.GemmTask.judge` judges one product, and returns a `GemmFound`.
  9. `rungs.layers.gemm.GemmJudge.run_kernel` calls the kernel, and returns its `Outputs`.
@@ -29,11 +29,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from typing import Unpack
+
+from msgspec import structs
 
 from ..costs import Text, measure, open_source, read_text
 from ..distributed import judges
@@ -47,15 +49,17 @@ from ..results.costs import QuantizationCosts
 from ..results.options import Options
 from ..results.products import DrawnData
 from ..results.report import Report
+from ..results.rungs import RungResult
 from ..rungs import RUNGS, Run, rungs_for
 from ..rungs.budget import Budget
 from ..rungs.drawn import Drawn, DrawnRun
+from ..rungs.explain import WrongOutput
 from ..rungs.opening import AnyKernel, Further, Request, open_run
 from ..support.errors import signal_of
 from ..support.supported import check_machine
 from ..waivers import apply, read_waivers, refuse_everything
 from ..waivers import today as current_day
-from .cases import check_folder
+from .cases import check_folder, save_case
 from .climb import Climbed, Event, Reported, climb
 from .compiling import compile_ahead, scanners_ahead, steps_ahead
 from .environment import completed, environment_of, unknown_environment
@@ -110,12 +114,18 @@ def verification(request: Request) -> Generator[Event]:
     day = request.today or current_day()
     wanted = [name for name in RUNGS if name in (request.rungs or rungs_for())]
     # a call that is made alone has no time limit
-    budget = Budget(None if options.only_call else options.budget, request.clock)
+    budget = Budget.of(None if options.only_call else options.budget, request.clock)
     found: Climbed | None = None
+    environment, costs, changed, over = None, None, None, False
     drawn = DrawnData(seed=options.seed) if isinstance(request.path, Drawn) else None
 
-    def waive(found: Climbed) -> None:
-        apply(Report(environment=found.environment, rungs=found.ended), waivers, day, found.under_way)
+    def waived(results: Sequence[RungResult]) -> Sequence[RungResult]:
+        assert environment is not None
+        return apply(Report(environment=environment, rungs=[*results]), waivers, day).rungs
+
+    def save(wrong: WrongOutput) -> str:
+        assert environment is not None
+        return save_case(Path(options.save_case), wrong, run.model.path, command, environment)
 
     try:
         with (
@@ -139,42 +149,50 @@ def verification(request: Request) -> Generator[Event]:
             if budget.limited:
                 begun = request.clock()
                 run.file_info()
-                budget.reserve(request.clock() - begun)  # for reading the whole file again at the end
+                # for reading the whole file again at the end
+                run = replace(run, budget=budget.reserve(request.clock() - begun))
             if not options.only_call:
                 compile_ahead(run)
                 if "bytes" in wanted and not pool.scans:
                     stack.enter_context(scanners_ahead(run))
             drawn = opened.data if isinstance(opened, DrawnRun) else None
-            found = Climbed(environment_of(run, hashed=bool(options.save_case)), rungs, command)
+            environment = environment_of(run, hashed=bool(options.save_case))
+            found = Climbed(rungs)
             try:
                 if not options.only_call:
                     stack.enter_context(steps_ahead(run))
-                yield from climb(run, found, waive)
+                with closing(climb(run, found, save, waived)) as climbing:
+                    for found in climbing:
+                        if found.event is not None:
+                            yield found.event
                 if source is not None and not run.model.changed:
-                    found.costs = _costs(run, source, text)
-                found.environment = completed(found.environment, run)
-                found.changed = run.model.altered()
-                found.over = True
+                    costs = _costs(run, source, text)
+                environment = completed(environment, run)
+                changed = run.model.altered()
+                over = True
             except KeyboardInterrupt as error:
                 if not request.interrupted_report:
                     raise
-                found.environment = completed(found.environment, run, wait=False)
-                found.interrupt(signal_of(error), run.model.changed)
+                environment = completed(environment, run, wait=False)
+                if not over:
+                    found, over = found.interrupted(signal_of(error)), True
+                    if run.model.changed:
+                        changed = "its inode says so; it was not read again, because the run was interrupted"
     except KeyboardInterrupt as error:
-        if not request.interrupted_report or (found is not None and not found.over):
+        if not request.interrupted_report or (found is not None and not over):
             raise
         if found is None:
-            unknown = unknown_environment(request.path, request.kernel, request.host, options)
-            found = Climbed(unknown, (), command, ended_by=signal_of(error), not_climbed=tuple(wanted))
-    if options.save_case and found.results:
-        found.results[-1].note(found.case)
+            environment = unknown_environment(request.path, request.kernel, request.host, options)
+            found = Climbed(tuple(RUNGS[name] for name in wanted), ended_by=signal_of(error))
+    assert environment is not None
+    results = [*found.results]
+    if options.save_case and results:
+        results[-1] = structs.replace(results[-1], notes=[*results[-1].notes, found.case])
     report = Report(
-        environment=found.environment, rungs=found.results, command=command, changed=found.changed, costs=found.costs,
+        environment=environment, rungs=results, command=command, changed=changed, costs=costs,
         ended_by=found.ended_by, not_climbed=found.not_climbed, drawn=drawn,
     )  # fmt: skip
-    apply(report, waivers, day)
-    report.seconds = time.perf_counter() - start
-    yield Reported(report)
+    yield Reported(structs.replace(apply(report, waivers, day), seconds=time.perf_counter() - start))
 
 
 def _costs(run: Run, source: Model, text: Text | None) -> QuantizationCosts:

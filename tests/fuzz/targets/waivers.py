@@ -49,7 +49,7 @@ def check(folder: Path, data: bytes) -> None:
             assert waiver.words
             assert waiver.finding or waiver.tensor or waiver.rung
         report = run_result(NAMES, NAMES[0])
-        apply(report, found, day)
+        report = apply(report, found, day)
         for rung in report.rungs:
             assert all(0 < n <= rung.failing[tensor] for tensor, n in rung.waived.items())
             assert not rung.waived or any(not waiver.expired(day) for waiver in found)

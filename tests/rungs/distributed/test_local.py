@@ -166,7 +166,7 @@ def test_a_pass_with_exact_products(opened: Run, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(ExactPass, "judge", None)  # here
         np.testing.assert_array_equal(passes.logits(shared=True), here)
         assert result.stages
-        late = ExactPasses(dataclasses.replace(run, budget=Budget(0.0)), result, tokens, set(), frozenset)
+        late = ExactPasses(dataclasses.replace(run, budget=Budget.of(0.0)), result, tokens, set(), frozenset)
         with pytest.raises(BudgetSpent):
             late.logits(shared=False)
         np.testing.assert_array_equal(passes.logits(True, noise), noisy)

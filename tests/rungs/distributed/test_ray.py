@@ -238,7 +238,7 @@ class Judge:
 
     def judge(self, task: Any, left: float | None, words: str) -> Judged:
         assert (left, words) == (None, Budget().words)
-        return Judged(task.judge(None), cut=False)
+        return Judged(task.judge(None))
 
 
 def test_order_and_bounds(tmp_path: Path) -> None:

@@ -160,17 +160,16 @@ def test_kernels_of_one_name(work: RunWork, tmp_path: Path) -> None:
 
 
 def test_a_task_gets_the_time_that_is_left(work: RunWork) -> None:
-    """A task gets the time that is left, and tells where that kept it from looking for something."""
+    """A task gets the remaining time, and the reason if there is none."""
 
     class Asks:
         def judge(self, run: Run) -> Any:
-            run.budget.cut = run.budget.spent
-            return run.budget.limited, run.budget.words
+            return run.budget.limited, run.budget.spent, run.budget.words
 
     of = worker.Worker(work)
     try:
-        assert of.judge(Asks()) == Judged((False, ""), cut=False)
-        assert of.judge(Asks(), 1e6, "why") == Judged((True, "why"), cut=False)
-        assert of.judge(Asks(), 0.0, "why") == Judged((True, "why"), cut=True)
+        assert of.judge(Asks()) == Judged((False, False, ""))
+        assert of.judge(Asks(), 1e6, "why") == Judged((True, False, "why"))
+        assert of.judge(Asks(), 0.0, "why") == Judged((True, True, "why"))
     finally:
         of.close()

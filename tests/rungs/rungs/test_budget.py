@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import Run
 from gguf_verify.rungs import bytes as bytes_rung
 from gguf_verify.rungs.budget import Budget
-from gguf_verify.rungs.course import Course, in_order, kind_of
+from gguf_verify.rungs.rounds import in_order, kind_of, leave, rounds
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, altered_kernel, flat
@@ -206,50 +205,34 @@ def test_it_is_not_for_identification(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 class Made:
-    """A run of as much as a course needs, whose products take as many seconds as they have bytes."""
+    """A run of as much as rounds need, whose products take as many seconds as they have bytes."""
 
     def __init__(self, budget: float, sizes: dict[str, tuple[str, int]]) -> None:
         self.clock = Clock(0.0)
-        self.tensors = {
+        self.tensors: dict[str, Any] = {
             name: SimpleNamespace(name=name, type=SimpleNamespace(name=kind), shape=(32, size), nbytes=size)
             for name, (kind, size) in sizes.items()
         }
-        run = SimpleNamespace(budget=Budget(budget, self.clock), options=SimpleNamespace(seed=0))
-        run.bar = lambda *_: Bar()
-        self.budget, self.result = run.budget, RungResult(name="layers")
-        self.course = Course(run, self.tensors)  # type: ignore[arg-type]
+        self.run: Any = SimpleNamespace(budget=Budget.of(budget, self.clock), options=SimpleNamespace(seed=0))
+        self.budget, self.result = self.run.budget, RungResult(name="layers")
         self.judged: list[str] = []
         self.rounds = 0
 
-    def graph(self) -> Iterator[str]:
-        self.rounds += 1
-        yield from self.tensors
-
-    def climb(self, uses: int = 1) -> None:
-        for name in self.course.products(
-            "", self.course.through(lambda: (n for n in self.graph() for _ in range(uses)))
-        ):
-            if self.course.takes(name):
+    def climb(self, uses: int = 1, settled: frozenset[str] = frozenset()) -> None:
+        refused = set[str]()
+        for turn in rounds(self.run, self.tensors, settled):
+            self.rounds += 1
+            for name in (name for name in self.tensors if turn.chooses(name) for _ in range(uses)):
+                if self.budget.spent:
+                    refused.add(name)
+                    continue
                 self.judged.append(name)
                 self.clock.now += self.tensors[name].nbytes
-        self.course.leave(self.result)
+        leave(self.run, self.result, self.tensors, {*turn.waiting, *refused} - settled)
 
     @property
     def left(self) -> list[str]:
         return [u.name for u in self.result.unverified]
-
-
-class Bar:
-    disable = True
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, n: int) -> None:
-        pass
 
 
 MANY = {f"t{i:03}": (("Q4_0", "Q8_0")[i % 5 == 0], 8) for i in range(100)}
@@ -257,14 +240,14 @@ MANY = {f"t{i:03}": (("Q4_0", "Q8_0")[i % 5 == 0], 8) for i in range(100)}
 
 def test_the_first_of_each_kind_come_first() -> None:
     made = Made(1e9, MANY)
-    order = in_order(made.tensors, 0)  # type: ignore[arg-type]
+    order = in_order(made.tensors, 0)
     assert sorted(order) == sorted(MANY)
-    assert {kind_of(made.tensors[name])[0] for name in order[:2]} == {"Q4_0", "Q8_0"}  # type: ignore[arg-type]
-    assert order != in_order(made.tensors, 1)  # type: ignore[arg-type]
-    assert order == in_order(dict(reversed(made.tensors.items())), 0)  # type: ignore[arg-type]
+    assert {kind_of(made.tensors[name])[0] for name in order[:2]} == {"Q4_0", "Q8_0"}
+    assert order != in_order(made.tensors, 1)
+    assert order == in_order(dict(reversed(made.tensors.items())), 0)
     made.climb()
     assert sorted(made.judged[:2]) == sorted(order[:2])
-    assert (sorted(made.judged), made.left, made.budget.cut) == (sorted(MANY), [], False)
+    assert (sorted(made.judged), made.left) == (sorted(MANY), [])
     assert made.rounds == 2
 
 
@@ -290,26 +273,23 @@ def test_what_was_judged_in_part_is_left() -> None:
 
 def test_what_is_settled_is_not_left() -> None:
     made = Made(20, MANY)
-    made.course.settle(list(MANY)[:90])
-    made.climb()
+    made.climb(settled=frozenset(list(MANY)[:90]))
     assert not {*made.left} & {*list(MANY)[:90]}
 
 
 def test_each_rung_gets_an_equal_part_of_what_is_left() -> None:
     clock = Clock(0.0)
-    budget = Budget(120, clock)
-    budget.reserve(20)
-    budget.share(4)
+    whole = Budget.of(120, clock).reserve(20)
+    budget = whole.share(4)
     assert budget.left == 25
-    with budget.half():
-        assert budget.left == 12.5
-        clock.now += 12.5
-        assert budget.spent
+    half = budget.half()
+    assert half.left == 12.5
+    clock.now += 12.5
+    assert half.spent
     assert budget.left == 12.5
     clock.now += 2.5
-    budget.share(2)
-    assert budget.left == 42.5
-    budget.share(1)
+    assert whole.share(2).left == 42.5
+    budget = whole.share(1)
     assert budget.left == 85
     clock.now += 85
     assert budget.over
@@ -317,8 +297,7 @@ def test_each_rung_gets_an_equal_part_of_what_is_left() -> None:
 
 def test_without_a_budget_nothing_is_looked_at() -> None:
     budget = Budget(clock=lambda: pytest.fail("it looks at the clock"))
-    budget.share(3)
-    budget.check()
+    budget.share(3).check()
     assert (budget.over, budget.spent, budget.left) == (False, False, math.inf)
 
 

@@ -3,17 +3,17 @@ what is done with it beside the product itself. Nothing is judged here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
 from ...gguf.file import Tensor
 from ...llama import Evaluation, Gemm
 from ...results.rungs import PartialResult, RungResult
-from ..course import Course
 from ..graph_uses import not_multiplied, why_not_checked
 from ..known import Known
 from ..pool import Step
+from ..rounds import Round, leave, rounds
 from ..run import Run
 from .call import ACTIVATIONS
 from .task import GemmTask
@@ -54,15 +54,12 @@ class Plan:
 
     Args:
         matrices: tensors that are to be judged, by name.
-        course: the way through them.
         known: what is known when a task is given out.
         seen: gets the names of the tensors in the products that were seen.
     """
 
-    def __init__(
-        self, run: Run, matrices: dict[str, Tensor], course: Course, known: Callable[[], Known], seen: set[str]
-    ) -> None:
-        self._run, self._matrices, self._course, self._known, self._seen = run, matrices, course, known, seen
+    def __init__(self, run: Run, matrices: dict[str, Tensor], known: Callable[[], Known], seen: set[str]) -> None:
+        self._run, self._matrices, self._known, self._seen = run, matrices, known, seen
         self.schedules, self.probes = OncePerType(), OncePerType()
         self._covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
         self._idle = 0
@@ -73,30 +70,40 @@ class Plan:
 
     def steps(self) -> Generator[Step[GemmTask]]:
         """Each product of each pass. Raises LlamaRefused, EnvironmentFault."""
-        run, course = self._run, self._course
-        session = run.session
+        run, session, settled, refused = self._run, self._run.session, set[str](), set[str]()
         begin = Step[GemmTask]()
         if session.note:
             begin.said.note(session.note)
         yield begin
-        for number, (tokens, position) in course.through(lambda: enumerate(session.passes())):
+        for turn in rounds(run, self._matrices, settled):
+            for number, gemm in self._products(turn):
+                said, task = PartialResult(name=""), None
+                if isinstance(gemm, Evaluation):
+                    self._leave_unsupported(said, gemm)
+                    if number == 0 and turn.first:
+                        self._seen |= set(gemm.unsupported)
+                        self._leave_unused(said, gemm)
+                        settled |= {*self._matrices} - self._seen | {*gemm.unsupported}
+                elif run.wants(gemm.tensor):
+                    self._note_rows(gemm)
+                    if turn.chooses(gemm.tensor) and run.budget.spent:
+                        refused.add(gemm.tensor)
+                    elif turn.chooses(gemm.tensor):
+                        self._idle += gemm.idle
+                        task = self._task(said, gemm, number == 0)
+                yield Step(said, task)
+        end = Step[GemmTask]()
+        leave(run, end.said, self._matrices, {*turn.waiting, *refused} - settled)
+        yield end
+
+    def _products(self, turn: Round) -> Iterator[tuple[int, Gemm | Evaluation]]:
+        """The products of each pass over the graph, with the number of the pass."""
+        session = self._run.session
+        for number, (tokens, position) in enumerate(session.passes()):
             first = number == 0
             capture = session.llama.capture(tokens, ACTIVATIONS, checksum=first, idle=first, position=position)
             what = "layers" if first else f"layers, token {number}"
-            for gemm in course.products(what, capture):
-                step = Step[GemmTask]()
-                if isinstance(gemm, Evaluation):
-                    self._leave_unsupported(step.said, gemm)
-                    if first and not course.again:
-                        self._seen |= set(gemm.unsupported)
-                        self._leave_unused(step.said, gemm)
-                        course.settle({*self._matrices} - self._seen | {*gemm.unsupported})
-                elif run.wants(gemm.tensor):
-                    self._note_rows(gemm)
-                    if course.takes(gemm.tensor, gemm.first_row, run.bytes_of(gemm)):
-                        self._idle += gemm.idle
-                        step.task = self._task(step.said, gemm, first)
-                yield step
+            yield from ((number, gemm) for gemm in turn.progress(self._run, what, capture))
 
     def report(self, result: RungResult) -> None:
         """Record the findings that depend on all passes."""

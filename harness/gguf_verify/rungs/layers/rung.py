@@ -29,7 +29,6 @@ from ...results.margins import Side
 from ...results.rungs import RungResult
 from ...semantics.definition import Semantics
 from ..calls import begin_alone, end_alone
-from ..course import Course
 from ..exact import ExactProducts
 from ..explain import Explanations, WrongOutput
 from ..interface import Rung, Steps
@@ -116,15 +115,13 @@ def check(run: Run, result: RungResult) -> Steps:
     try:
         if matrices:
             merge = Merge(run, result)
-            course = Course(run, matrices)
-            plan = Plan(run, matrices, course, lambda: merge.known, seen)
+            plan = Plan(run, matrices, lambda: merge.known, seen)
             for step, found in run.judges.each(run, plan.steps()):
                 result.join(step.said)
                 if step.task is not None:
                     merge.add(plan, step.task, found)
                 yield merge.first_wrong
             if only is None:
-                course.leave(result)
                 merge.report()
                 plan.report(result)
     except LlamaRefused as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ class GemmTask:
         return _Judging(self, run).found()
 
 
-@dataclass
+@dataclass(frozen=True)
 class GemmFound:
     """The findings of one GEMM.
 
@@ -103,13 +103,17 @@ class _Judging:
         self._exact = ExactProducts(run, self._result)
         self._explanations = task.known.explanations_in(self._result, run)
         self._quantizers = Quantizers(run.backend)
-        self._found = GemmFound(self._result, self._explanations.attempts, quantized=self._quantizers.seen)
+        self._at_schedules = self._at_probes = False
+        self._path: str | None = None
+        self._gap: float | None = None
 
     def found(self) -> GemmFound:
         """Judge it. Raises EnvironmentFault."""
         self._check()
-        self._found.distances = self._exact.distances
-        return self._found
+        return GemmFound(
+            self._result, self._explanations.attempts, self._at_schedules, self._at_probes, self._path, self._gap,
+            self._quantizers.seen, self._exact.distances,
+        )  # fmt: skip
 
     def _check(self) -> None:
         run, result, gemm, only = self._run, self._result, self._gemm, self._run.only
@@ -165,22 +169,22 @@ class _Judging:
         elif only.kind == "again" and only.m in OTHER_TOKENS:
             check_again(judged, judged.run_kernel((only.m,)), self._explanations)
         elif only.kind in ("probe", "grid", "index"):
-            self._probes(judged).check()
+            self._probes(judged, self._run).check()
         elif only.kind == "routing":
-            self._routings(judged).check()
+            self._routings(judged, self._run).check()
         elif only.kind in ("own", "shared", "other-m", "reference", "cut", "quantizer", "every-size"):
             judge_alone(judged, only, self._exact)
 
-    def _probes(self, judged: GemmJudge) -> TypeProbes:
+    def _probes(self, judged: GemmJudge, run: Run) -> TypeProbes:
         matrix = judged.matrix
         return TypeProbes(
-            self._run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
+            run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
         )
 
-    def _routings(self, judged: GemmJudge) -> RoutingProbes:
+    def _routings(self, judged: GemmJudge, run: Run) -> RoutingProbes:
         rows = self._run.row_bytes(judged.matrix.tensor)
         tensor, call = judged.matrix.tensor, judged.call("routing")
-        return RoutingProbes(self._run, self._result, tensor, rows, judged.gemm.x, self._explanations, call)
+        return RoutingProbes(run, self._result, tensor, rows, judged.gemm.x, self._explanations, call)
 
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, if the GEMM is correct. Raises KernelFault."""
@@ -190,7 +194,7 @@ class _Judging:
         made = judged.run_kernel(OTHER_TOKENS if new_shape else (1,))
         path = run.backend.path(judged.llama)
         if path is not None:
-            self._found.path = path
+            self._path = path
             self._quantizers.check(
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
@@ -209,20 +213,20 @@ class _Judging:
             for i, trial in enumerate(cut_trials(matrix, made.other.values)):
                 if run.kernel.domain.outside(len(trial.rows), trial.k) is None:
                     judged.try_shape(trial, i)
-        self._found.at_probes = True
+        self._at_probes = True
         if self._task.probes:
             taken = Activations.of(judged.semantics, every_size(matrix.tensor.k))
             judged.check_quantizer(taken, judged.call("every-size"))
-            probes = self._probes(judged)
-            with run.budget.half():
-                probes.check()
-                judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
-                self._routings(judged).check()
+            in_half = replace(run, budget=run.budget.half())
+            probes = self._probes(judged, in_half)
+            probes.check()
+            judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
+            self._routings(judged, in_half).check()
         return made
 
     def _check_schedules(self, judged: GemmJudge) -> None:
         """Once, where it is this task's to do. Raises KernelFault."""
-        again, self._found.at_schedules = self._found.at_schedules, True
+        again, self._at_schedules = self._at_schedules, True
         if self._task.schedules and not again:
             self._run_schedules(judged)
 
@@ -250,7 +254,7 @@ class _Judging:
             chosen = f"GEMMs by {kernel.name}"
             result.figures[chosen] = result.figures.get(chosen, 0) + 1
         if quantized:
-            self._found.gap = judged.gap
+            self._gap = judged.gap
         tested = self._run.kernel.is_under_test(matrix.fmt)
         others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
         result.count_beside("GEMMs", 1, tested)

@@ -15,13 +15,13 @@ from ...results.calls import Call
 from ...results.failures import MAX_HEX_BYTES, Failure
 from ...results.products import TensorValues
 from ...support.text import printable
-from ..course import Course
 from ..plan import shapes_of
+from ..rounds import each
 from .judge import MOST_WRONG, Judged, TaskCall, TaskJudge
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Why a tensor is not looked at.
+#: Why a tensor is skipped.
 BROKEN = f"the kernel is not called any more: it broke its contract {MOST_WRONG} times"
 
 
@@ -29,15 +29,15 @@ class BlocksJudge(TaskJudge):
     """The rung of a kernel that takes rows of blocks, uint8[N, row bytes]."""
 
     def most_rows(self, tensor: Tensor) -> int:
-        """How many rows of one of a tensor's matrices a call has at most."""
+        """The most rows of a call, all of one of the tensor's matrices."""
         return rows_of_matrix(tensor)
 
     def of_model(self) -> Generator[None, None, list[Tensor]]:
         """All blocks of all tensors."""
-        course, first = Course(self.run, {t.name: t for t in self._tensors()}), dict[str, Tensor]()
+        tensors, first = {t.name: t for t in self._tensors()}, dict[str, Tensor]()
 
         def calls() -> Iterator[TaskCall]:
-            for tensor in course.each(self.result.name, self.result):
+            for tensor in each(self.run, self.result.name, tensors, self.result):
                 first.setdefault(tensor.type.name, tensor)
                 if self.broken:
                     self.result.leave(tensor.name, BROKEN, culprit="kernel")
@@ -66,7 +66,7 @@ class BlocksJudge(TaskJudge):
                 yield tensor
 
     def _calls(self, tensor: Tensor) -> Iterator[TaskCall]:
-        """Calls with all rows of a tensor, of one of its matrices each."""
+        """Calls that together have all rows of a tensor, each those of one matrix."""
         rows, matrix, most = self.run.row_bytes(tensor), rows_of_matrix(tensor), self.most_rows(tensor)
         starts = [at + i for at in range(0, len(rows), matrix) for i in range(0, matrix, most)]
         wanted = []
@@ -83,14 +83,14 @@ class BlocksJudge(TaskJudge):
 
     def _record_tensor(self, judged: Sequence[Judged]) -> None:
         """Record a tensor, unless something of it was not judged."""
-        if self.only is not None or any(each.correct is None for each in judged):
+        if self.only is not None or any(one.correct is None for one in judged):
             return
         tensor = judged[0].of.tensor
         blocks = tensor.n_rows * tensor.k // block_format(tensor).block_size
         self.result.count("tensors")
         if "blocks" in self.result.substance:
             self.result.count("blocks", blocks)
-        wrong = sum(each.wrong for each in judged)
+        wrong = sum(one.wrong for one in judged)
         self.result.details.append(TensorValues(tensor.name, tensor.type.name, blocks, wrong))
 
     def small(self, tensor: Tensor) -> Iterator[TaskCall]:

@@ -29,9 +29,9 @@ from ...semantics.dequantization import rounded_float32
 from ...semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
 from ...support.errors import KernelFault, NotRun, NotTried
 from ...support.text import printable
-from ..course import Course
 from ..generated_inputs import drawn, every_size, special, ties_of_codes
 from ..plan import shapes_of
+from ..rounds import leave, rounds
 from ..run import Run
 from .judge import Found, TaskCall, TaskJudge
 from .large import REPEATED, Repeating
@@ -61,14 +61,14 @@ class Codes(TaskJudge):
         #: Values that rows are multiples of, and those of a block.
         self._size, self._block = unit_of(self._encoding), fmt.block_size
         self._found, self._explained = Found(self.kernel.encoding), False
-        #: Activations, of whose size random ones are.
+        #: Random activations have the size of these.
         self._like = np.ones((1, 32), np.float32)
         if self.only is None and self.kernel.fast_math:
             for name in ("ambiguous codes", "codes off by one step", "scales off"):
                 self.result.figures[name] = 0
 
     def found(self, tensor: Tensor) -> Found:
-        """All is of one encoding."""
+        """There is one encoding, and one record."""
         return self._found
 
     def outputs(self, call: TaskCall, given: Floats, kernel: Quantizer) -> Bytes:
@@ -93,32 +93,34 @@ class Codes(TaskJudge):
     def graph(self, matrices: list[Tensor]) -> Generator[None]:
         """The activations of the products with these, each once. Raises LlamaRefused."""
         run, result, seen = self.run, self.result, set[bytes]()
-        uses: dict[str, int] = {}
-        course = Course(run, {t.name: t for t in matrices})
-        captures = course.through(lambda: run.session.llama.capture(run.session.prompt))
-        for gemm in course.products("codes", captures):
-            yield
-            if isinstance(gemm, Evaluation):
-                if not course.again:
-                    course.settle({t.name for t in run.selected()} - uses.keys())
-                continue
-            tensor = run.model.tensors.get(gemm.tensor)
-            if tensor is None or not run.wants(gemm.tensor):
-                continue
-            uses.setdefault(gemm.tensor, -1)
-            if not course.takes(gemm.tensor, gemm.first_row, run.bytes_of(gemm)):
-                continue
-            use = uses[gemm.tensor] = uses[gemm.tensor] + 1
-            digest = hashlib.sha256(gemm.x.tobytes() + bytes(str(gemm.x.shape), "ascii")).digest()
-            call = Call(kind="tensor", number=use, m=len(gemm.x), k=gemm.x.shape[1])
-            if digest in seen or not self.wants(call) or self.broken:
-                continue
-            seen.add(digest)
-            if gemm.x.shape[1] % self._size:
-                result.skip("products whose rows are no whole blocks of the encoding")
-                continue
-            self.activations(call, tensor, gemm.x)
-        course.leave(result)
+        tensors, settled, refused, uses = {t.name: t for t in matrices}, set[str](), set[str](), dict[str, int]()
+        for turn in rounds(run, tensors, settled):
+            for gemm in turn.progress(run, "codes", run.session.llama.capture(run.session.prompt)):
+                yield
+                if isinstance(gemm, Evaluation):
+                    if turn.first:
+                        settled |= {t.name for t in run.selected()} - uses.keys()
+                    continue
+                tensor = run.model.tensors.get(gemm.tensor)
+                if tensor is None or not run.wants(gemm.tensor):
+                    continue
+                uses.setdefault(gemm.tensor, -1)
+                if not turn.chooses(gemm.tensor):
+                    continue
+                if run.budget.spent:
+                    refused.add(gemm.tensor)
+                    continue
+                use = uses[gemm.tensor] = uses[gemm.tensor] + 1
+                digest = hashlib.sha256(gemm.x.tobytes() + bytes(str(gemm.x.shape), "ascii")).digest()
+                call = Call(kind="tensor", number=use, m=len(gemm.x), k=gemm.x.shape[1])
+                if digest in seen or not self.wants(call) or self.broken:
+                    continue
+                seen.add(digest)
+                if gemm.x.shape[1] % self._size:
+                    result.skip("products whose rows are no whole blocks of the encoding")
+                    continue
+                self.activations(call, tensor, gemm.x)
+        leave(run, result, tensors, {*turn.waiting, *refused} - settled)
 
     def activations(self, call: Call, tensor: Tensor, x: Floats) -> None:
         """Activations of the graph, in calls of numbers of tokens that the domain allows."""

@@ -89,7 +89,7 @@ class Found:
         right: the correct calls.
         wrong: how many are not.
         indices: calls with indices of 2^31 and more, in words.
-        not_covered: what was not tried, and why.
+        not_covered: inputs that were not tried, and why.
     """
 
     name: str
@@ -107,7 +107,7 @@ class TaskJudge(ABC):
     """
 
     kernel: Task
-    #: What no probe covers, and why.
+    #: Inputs that no probe covers, and why.
     never_covered: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, run: Run, result: RungResult) -> None:
@@ -144,7 +144,7 @@ class TaskJudge(ABC):
         """Record figures at the end."""
 
     def found(self, tensor: Tensor) -> Found:
-        """Where the probes of a tensor's kind are recorded."""
+        """The record of the probes of a tensor's kind."""
         return Found(tensor.type.name)
 
     def repeating(self, tensor: Tensor) -> Repeating | None:
@@ -159,7 +159,7 @@ class TaskJudge(ABC):
             yield Judged(call, correct, self.result.n_failures - failed)
 
     def scheduled(self, tensor: Tensor) -> Iterator[tuple[TaskCall, Callable[[Any], Array]]]:
-        """Calls for other schedules, and what makes each with a kernel."""
+        """Calls for other schedules, each with a function that makes it with a kernel."""
         for call in self.small(tensor):
             yield call, partial(self.outputs, call, call.make())
 
@@ -228,7 +228,6 @@ class TaskJudge(ABC):
             if self.broken:
                 return
             if budget.spent:
-                budget.cut = True
                 found.not_covered.append(("the rest of the plan", budget.words))
                 self.result.leave(f"probes of {found.name}", budget.words, "")
                 return
@@ -272,7 +271,7 @@ class TaskJudge(ABC):
             self.result.omit("indices" if what == INDICES else "shapes", f"{what}: {why}")
         if self.brief:
             self.result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
-        # a size of 0 has no meaning for this task
+        # a size of 0 means that this task has no such dimension
         tokens, rows, columns = ({getattr(of.call, size) for of in found.right} - {0} for size in "mnk")
         self.result.envelopes.append(
             TypeEnvelope(

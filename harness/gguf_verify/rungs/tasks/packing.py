@@ -188,7 +188,7 @@ class Packing(BlocksJudge):
         return False
 
     def report(self) -> None:
-        """Sizes of what was packed, and what is not for this rung."""
+        """Record the sizes of packed matrices, and the vectors, which this rung skips."""
         for name, (file, own) in self._sizes.items():
             self.result.figures[f"bytes of {name} in the file"] = file
             self.result.figures[f"bytes of {name} packed"] = own

@@ -66,7 +66,7 @@ class Values(BlocksJudge):
         return kernel.dequantize(block_format(call.tensor), given)
 
     def report(self) -> None:
-        """What is not for this rung."""
+        """Record the vectors, which this rung skips."""
         self.result.skip("vectors", self.run.vectors())
 
     def plan(self, tensor: Tensor) -> Iterator[TaskCall]:

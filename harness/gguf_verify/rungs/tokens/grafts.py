@@ -69,7 +69,7 @@ class GraftTask:
         matrix = Matrix(tensor, fmt, run.row_bytes(tensor)[call.first_row : call.first_row + call.n])
         kernel, semantics = run.kernel.of(fmt, call.m, call.n, call.k), run.semantics(fmt)
         exact, explanations = ExactProducts(run, part), self.known.explanations_in(part, run)
-        found, name = GraftFound(part, explanations.attempts), label(tensor, call.first_row)
+        name, broken = label(tensor, call.first_row), False
         taken = self.x if self.values is None else self.values
         try:
             wrong = judge_whole(run, part, matrix, call.first_row, self.y, semantics, self.x, kernel.order, exact, call)
@@ -86,12 +86,11 @@ class GraftTask:
 
             tried = Experiments(kernel, fmt, semantics, matrix.rows, taken, run.options.threads)
             explanations.add_fault(error, tried, Place(self.who, tensor.name, name, call))
-            found.broken = True
-        found.distances = exact.distances
-        return found
+            broken = True
+        return GraftFound(part, explanations.attempts, exact.distances, broken)
 
 
-@dataclass
+@dataclass(frozen=True)
 class GraftFound:
     """The findings of one output: see `GemmFound`. `broken`: the kernel, or its author's oracle, broke its
     contract."""

@@ -161,7 +161,6 @@ class TypeProbes:
 
     def _leave(self) -> None:
         """The budget does not suffice: correct probes so far are no envelope."""
-        self._run.budget.cut = True
         self._result.leave(f"probes of {self._fmt.name}", self._run.budget.words, self._tensor.name)
 
     def _large(self, domain: Domain, brief: bool, tested: bool) -> HugeFound:

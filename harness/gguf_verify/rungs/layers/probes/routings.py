@@ -124,7 +124,6 @@ class RoutingProbes:
                 )
                 break
             if run.budget.spent:
-                run.budget.cut = True
                 self._result.leave(f"routings of {self._fmt.name}", run.budget.words, self._tensor.name)
                 break
             m = len(probe.routing.ids)
