@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 
 import pytest
@@ -19,7 +20,7 @@ def test_commands_of_other_packages_are_listed() -> None:
 
 
 def test_a_package_that_is_not_installed_lacks_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints([]))
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: EntryPoints([]))
     assert find("nightly") is None
     assert "nightly" not in commands()
     done = command_here("nightly", "run", "x.toml")
@@ -29,6 +30,6 @@ def test_a_package_that_is_not_installed_lacks_its_commands(monkeypatch: pytest.
 def test_an_entry_point_that_is_no_command_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "importlib.metadata:Distribution", plugins.COMMANDS)
     assert point.load() is Distribution
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints([point]))
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: EntryPoints([point]))
     assert find("mine") is None
     assert "mine" not in commands()
