@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.distributed import identity, judges, runs, worker
+from gguf_verify.distributed import identity, runs, worker
+from gguf_verify.distributed.judges import judges
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.results.options import Options
