@@ -44,7 +44,7 @@ def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> 
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
+    monkeypatch.setattr("gguf_verify.distributed.judges.find_spec", lambda name: None)
     args = ["--rungs", "blocks", "--host", "cpu", "--progress", "never"]
     assert main([str(MODEL), *args, "--ray", "local"]) == 3
     assert "pip install 'ray" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_commands_without_ray(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Each says so before it begins anything: no night is in the history."""
-    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
+    monkeypatch.setattr("gguf_verify.distributed.judges.find_spec", lambda name: None)
     night = write_config(tmp_path)
     for args in (
         ["audit", str(MODEL)], ["kernel", "q8_1_naive", "--type", "Q4_0", "--host", "cpu"],
