@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .diagnosis.diagnose import diagnose
 from .diagnosis.identify import Candidate as Tried
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
-from .distributed import judges
+from .distributed.judges import judges
 from .formats import BlockFormat, ElementFormat, WeightFormat
 from .gguf.file import Tensor
 from .gguf.matrices import may_be_matrix

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gguf_verify.distributed import LOCAL, ray_at
+from gguf_verify.distributed.connection import LOCAL
+from gguf_verify.distributed.judges import ray_at
 from gguf_verify.llama.backends import on_card
 from gguf_verify.processes.commands import Processes, Stopped
 from gguf_verify.support.cache import cache_dir

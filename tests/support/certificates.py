@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from gguf_verify.certificates import Materials, Statement, certify
 from gguf_verify.certificates.check import Installed
-from gguf_verify.certificates.records import Project
+from gguf_verify.certificates.make import certify
+from gguf_verify.certificates.materials import Materials
+from gguf_verify.certificates.records import Project, Statement
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from tests.support.needs import need

@@ -4,15 +4,3 @@ A certificate is an in-toto Statement v1. Its subjects are the files of the mode
 what was run, with which software, and the result. This package may import `kernels`, `llama`, `gguf`, `results`,
 `processes` and `support`.
 """
-
-from __future__ import annotations
-
-from .make import certify
-from .materials import Materials, collect
-from .read import NotACertificate, canonical, read_certificate
-from .records import PREDICATE_TYPE, STATEMENT_TYPE, Predicate, Statement
-
-__all__ = [
-    "PREDICATE_TYPE", "STATEMENT_TYPE", "Materials", "NotACertificate", "Predicate", "Statement", "canonical",
-    "certify", "collect", "read_certificate",
-]  # fmt: skip

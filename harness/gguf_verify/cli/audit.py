@@ -213,7 +213,7 @@ def _ray(address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
-    from ..distributed import ray_at  # slow to import, and most audits do not need it
+    from ..distributed.judges import ray_at  # slow to import, and most audits do not need it
 
     with ray_at(address):
         yield

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from . import scratch
 from .errors import UsageError, say
+from .files import replaced
 from .folders import fault_of_folder
 from .text import printable
 
@@ -174,8 +175,9 @@ def kept(key: Sequence[str], suffix: str, content: bytes) -> bytes:
 def _keep(key: Sequence[str], suffix: str, content: bytes) -> None:
     folder = index_folder()
     digest = hashlib.sha256(content).hexdigest()
-    _write(folder / f"{digest}{suffix}", content)
-    _write(_index(key, suffix), digest.encode())
+    for path, written in ((folder / f"{digest}{suffix}", content), (_index(key, suffix), digest.encode())):
+        with replaced(path, _PART) as file:
+            file.write(written)
     _keep_small(folder, len(content))
 
 
@@ -217,19 +219,6 @@ def _read(path: Path) -> bytes | None:
             return file.read(about.st_size)
     finally:
         os.close(fd)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write atomically: another process sees all of the content or none. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(prefix=_PART, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 # ---- size ------------------------------------------------------------------------------------------------------------

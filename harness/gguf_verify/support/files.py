@@ -108,14 +108,26 @@ def write_output(path: Path, content: bytes) -> None:
         if path.lstat().st_uid not in (os.geteuid(), 0):
             raise OSError(errno.ELOOP, "it is a link of another user", str(path))
         path = path.resolve()
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
+    with replaced(path, f".{path.name[:64]}.") as file:
+        file.write(content)
+        os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+
+
+@contextmanager
+def replaced(path: Path, prefix: str) -> Iterator[io.BufferedWriter]:
+    """Yield a new file beside the path, private to this user, that replaces the path when the block ends.
+
+    Another process sees all of the content or none; an exception leaves the old file. `prefix` begins the new file's
+    name. Raises OSError.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(descriptor, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+            yield file
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
         raise
 
 

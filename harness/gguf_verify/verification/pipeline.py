@@ -38,7 +38,7 @@ from typing import Unpack
 from msgspec import structs
 
 from ..costs import Text, measure, open_source, read_text
-from ..distributed import judges
+from ..distributed.judges import judges
 from ..gguf.matrices import may_be_matrix
 from ..gguf.model import Model
 from ..hosts.base import Host

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import msgspec
 
 from gguf_verify.bisection_results import Tried
 from gguf_verify.support.errors import EnvironmentFault, say
-from gguf_verify.support.files import open_lock, open_regular
+from gguf_verify.support.files import open_lock, open_regular, replaced
 from gguf_verify.support.plain import plain
 from gguf_verify.support.text import printable
 
@@ -75,17 +74,10 @@ class State:
         self._tried[identity] = tried
         content = plain(_File(schema=_SCHEMA, session=self._session, tried=self._tried))
         try:
-            handle, part = tempfile.mkstemp(prefix=".part-", dir=self.path.parent)
-            try:
-                with os.fdopen(handle, "w") as file:
-                    json.dump(content, file, indent=1, allow_nan=False)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(part, self.path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-                raise
+            with replaced(self.path, ".part-") as file:
+                file.write(json.dumps(content, indent=1, allow_nan=False).encode())
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise EnvironmentFault(f"cannot write {printable(str(self.path), 200)}: {error.strerror}") from None
 

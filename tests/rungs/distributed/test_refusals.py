@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.distributed import identity, judges, runs, worker
+from gguf_verify.distributed import identity, runs, worker
+from gguf_verify.distributed.judges import judges
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.results.options import Options
@@ -45,7 +46,7 @@ def test_commands_without_ray(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Each refuses before it begins anything: no night is in the history."""
-    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
+    monkeypatch.setattr("gguf_verify.distributed.judges.find_spec", lambda name: None)
     night = write_config(tmp_path)
     for args in (
         [str(MODEL), "--rungs", "blocks", "--host", "cpu", "--progress", "never"], ["nightly", "run", str(night)],

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.diagnosis import replay
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
@@ -24,7 +25,6 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.results.failures import Failure
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import explain
 from gguf_verify.support.errors import KernelFault, NotRun, UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_kernels
@@ -252,7 +252,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(1)
         return SimpleNamespace(wrong=0)
 
-    monkeypatch.setattr(explain, "diagnose_kernel", nothing)
+    monkeypatch.setattr(replay, "diagnose_kernel", nothing)
     options = Options(probes="brief", progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.certificates import certify, collect
+from gguf_verify.certificates.make import certify
+from gguf_verify.certificates.materials import collect
 from gguf_verify.cli import main
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate

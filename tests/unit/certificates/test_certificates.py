@@ -12,9 +12,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from gguf_verify.certificates import NotACertificate, canonical, certify, check, read_certificate, schema
+from gguf_verify.certificates import check, schema
 from gguf_verify.certificates.check import Checked, Installed, compare
-from gguf_verify.certificates.read import MOST_BYTES, parse
+from gguf_verify.certificates.make import certify
+from gguf_verify.certificates.read import MOST_BYTES, NotACertificate, canonical, parse, read_certificate
 from gguf_verify.certificates.records import Project, Statement
 from gguf_verify.results.environment import OpenedFiles
 from gguf_verify.results.failures import WaiverUse

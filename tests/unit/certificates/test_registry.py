@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.certificates import canonical
+from gguf_verify.certificates.read import canonical
 from gguf_verify.certificates.registry import entries, feed, table
 from gguf_verify.certificates.signing import sign
 from gguf_verify.support.errors import HarnessError

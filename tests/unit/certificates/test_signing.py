@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.certificates import canonical, check
+from gguf_verify.certificates import check
 from gguf_verify.certificates.check import Signature, compare
+from gguf_verify.certificates.read import canonical
 from gguf_verify.certificates.signing import MOST_SIGNATURE, sign, verify
 from gguf_verify.support.errors import EnvironmentFault, HarnessError
 from tests.support.certificates import HERE, allowed, files, key, statement

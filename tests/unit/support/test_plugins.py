@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def test_commands_of_other_packages_are_listed() -> None:
 
 
 def test_a_package_that_is_not_installed_lacks_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints([]))
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: EntryPoints([]))
     assert find("nightly") is None
     assert "nightly" not in commands()
     done = command_here("nightly", "run", "x.toml")
@@ -32,7 +33,7 @@ def test_a_package_that_is_not_installed_lacks_its_commands(monkeypatch: pytest.
 def test_an_entry_point_that_is_no_command_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "importlib.metadata:Distribution", plugins.COMMANDS)
     assert point.load() is Distribution
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints([point]))
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: EntryPoints([point]))
     assert find("mine") is None
     assert "mine" not in commands()
 
@@ -40,10 +41,10 @@ def test_an_entry_point_that_is_no_command_is_not_one(monkeypatch: pytest.Monkey
 @pytest.fixture(params=["import no_such_module", "1 / 0", "COMMAND = None", "def ("])
 def broken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A distribution on the path that offers the command `mine`; the name of the error of its module."""
-    metadata = tmp_path / "broken_extension-1.2.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-extension\nVersion: 1.2\n")
-    (metadata / "entry_points.txt").write_text(f"[{plugins.COMMANDS}]\nmine = broken_extension:COMMAND.of\n")
+    folder = tmp_path / "broken_extension-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-extension\nVersion: 1.2\n")
+    (folder / "entry_points.txt").write_text(f"[{plugins.COMMANDS}]\nmine = broken_extension:COMMAND.of\n")
     (tmp_path / "broken_extension.py").write_text(f"{request.param}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken_extension", raising=False)

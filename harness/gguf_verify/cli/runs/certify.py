@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...certificates import Materials, canonical, certify, collect
+from ...certificates.make import certify
+from ...certificates.materials import Materials, collect
+from ...certificates.read import canonical
 from ...certificates.signing import check_signing, sign, signature_path
 from ...kernels.foreign.names import Further
 from ...results.report import Report
