@@ -15,12 +15,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import resource
 import stat
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Any
+import sys
+
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -41,7 +44,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 38, 2
 
 def landlock_abi() -> int:
     """Return the kernel's Landlock ABI version; 0 if it has none."""
-    if platform.system() != "Linux":
+    if not sys.platform.startswith("linux"):
         return 0
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))))
 

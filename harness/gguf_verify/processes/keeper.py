@@ -18,14 +18,14 @@ SPEC is JSON:
 
 When the command ends, everything it started is killed, including descendants in sessions of their own: as orphans they
 become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's. If a signal ended the
-command, the same signal ends this process. Uses only the standard library.
+command, the same signal ends this process. Uses only the standard library, and of that no module that takes long to
+import: a keeper is started with every command.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import json
 import mmap
 import os
@@ -36,9 +36,13 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+TYPE_CHECKING = False  # as in `typing`
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: Time limit in seconds for killed descendants to be gone.
@@ -188,11 +192,11 @@ def kill_all(group: int | None) -> None:
 
 def _sibling(name: str) -> Any:
     """Import a module by its path relative to this one; the package is not on the path here."""
-    spec = importlib.util.spec_from_file_location(Path(name).name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    path = os.path.join(os.path.dirname(__file__), f"{name}.py")
+    loader = SourceFileLoader(os.path.basename(name), path)
+    module = ModuleType(loader.name)
+    module.__file__ = path
+    loader.exec_module(module)
     return module
 
 

@@ -12,9 +12,8 @@ import contextlib
 import os
 import re
 import time
-from pathlib import Path
 
-_MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_MOUNTED, _OWN = "/sys/fs/cgroup", "/proc/self/cgroup"
 #: Bytes added to the limit for page tables and the like.
 _OVERHEAD = 64 << 20
 #: Time limit in seconds for the last process of a group to be gone.
@@ -29,18 +28,18 @@ class MemoryGroup:
         counter: name of the file with the system's count of processes killed in the group.
     """
 
-    def __init__(self, folder: Path, counter: str) -> None:
-        self._folder, self._counter = folder, folder / counter
+    def __init__(self, folder: str, counter: str) -> None:
+        self._folder, self._counter = folder, f"{folder}/{counter}"
 
     def enter(self) -> None:
         """Move this process, and all that it will start, into the group. Raises OSError."""
-        (self._folder / "cgroup.procs").write_text("0")
+        _write(f"{self._folder}/cgroup.procs", "0")
 
     @property
     def exceeded(self) -> bool:
         """Whether the system killed a process of the group for its memory."""
         with contextlib.suppress(OSError):
-            found = re.search(r"(?m)^oom_kill (\d+)", self._counter.read_text())
+            found = re.search(r"(?m)^oom_kill (\d+)", _read(self._counter))
             return found is not None and found[1] != "0"
         return False
 
@@ -49,7 +48,7 @@ class MemoryGroup:
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             try:
-                return self._folder.rmdir()
+                return os.rmdir(self._folder)
             except FileNotFoundError:
                 return None
             except OSError:
@@ -60,36 +59,47 @@ class MemoryGroup:
 def make(limit: int) -> MemoryGroup | None:
     """Make a group with a limit in bytes; None if none can be made."""
     with contextlib.suppress(OSError, ValueError):
-        for line in _OWN.read_text().splitlines():
+        for line in _read(_OWN).splitlines():
             number, controllers, path = line.split(":", 2)
             if "memory" in controllers.split(","):
                 limits = {"memory.limit_in_bytes": limit + _OVERHEAD, "memory.memsw.limit_in_bytes": limit + _OVERHEAD}
-                return _made(_MOUNTED / "memory" / path.lstrip("/"), limits, "memory.oom_control")
+                return _made(os.path.join(_MOUNTED, "memory", path.lstrip("/")), limits, "memory.oom_control")
             if number == "0":
                 # a group with processes cannot contain groups with limits, so make it beside ours
                 limits = {"memory.max": limit + _OVERHEAD, "memory.swap.max": 0, "memory.oom.group": 1}
-                if (made := _made((_MOUNTED / path.lstrip("/")).parent, limits, "memory.events")) is not None:
+                ours = os.path.join(_MOUNTED, path.strip("/")).rstrip("/")
+                if (made := _made(os.path.dirname(ours), limits, "memory.events")) is not None:
                     return made
     return None
 
 
-def _made(parent: Path, limits: dict[str, int], counter: str) -> MemoryGroup | None:
+def _made(parent: str, limits: dict[str, int], counter: str) -> MemoryGroup | None:
     """Make a group. The first limit must take effect; not every system has the others."""
-    folder = parent / f"gguf-verify-{os.getpid()}"
+    folder = f"{parent}/gguf-verify-{os.getpid()}"
     required = next(iter(limits))
     with contextlib.suppress(OSError):
-        folder.rmdir()  # left by a killed process with the same id
+        os.rmdir(folder)  # left by a killed process with the same id
     try:
-        folder.mkdir()
+        os.mkdir(folder)
     except OSError:
         return None
     for name, value in limits.items():
         try:
-            if not (folder / name).exists():  # in an ordinary folder, writing would create it
+            if not os.path.exists(f"{folder}/{name}"):  # in an ordinary folder, writing would create it
                 raise FileNotFoundError(name)
-            (folder / name).write_text(str(value))
+            _write(f"{folder}/{name}", str(value))
         except OSError:
             if name == required:
                 MemoryGroup(folder, counter).remove()
                 return None
     return MemoryGroup(folder, counter)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -57,9 +59,14 @@ def test_commands_are_those_that_there_are(page: Path, words: list[str]) -> None
         _parse(name, rest)
 
 
+@cache
+def parser_of(name: str) -> argparse.ArgumentParser:
+    return commands()[name].parser()
+
+
 def _parse(name: str, rest: list[str]) -> None:
     """Parse a command line, where it is one; a mention, such as `gguf-verify audit`, is the beginning of one."""
-    parser = commands()[name].parser()
+    parser = parser_of(name)
     if not rest:
         return
     if not any(word.startswith("-") for word in rest) and name != "verify":
