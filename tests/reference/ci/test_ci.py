@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_several_files_are_one_summary_and_one_list_of_annotations(wrong: Path, 
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert done.returncode == 4, done.stdout + done.stderr
     summary, annotations = (tmp_path / "a.md").read_text(), (tmp_path / "a.txt").read_text()
-    assert "3 files: " in summary
+    assert "3 files: " in unescape(summary)
     assert summary.index("wrong.gguf") < summary.index("tiny-Q4&#95;0.gguf")
     assert "::error title=wrong.gguf%3A wrong::GGUF-" in annotations
     assert "::error title=none.gguf%3A refused::" in annotations

@@ -76,7 +76,7 @@ OF_A_HOST = _SUPPORT | _PROTOCOL | _COMPILING | {"support.arrays", "support.near
 }  # fmt: skip
 OF_NVRTC = _SUPPORT | _COMPILING | {
     f"hosts.{name}" for name in (
-        "compilation", "cubin", "foreign_sources", "includes", "nvcc", "nvrtc", "nvrtc_child", "tables",
+        "compilation", "cubin", "elf", "foreign_sources", "includes", "nvcc", "nvrtc", "nvrtc_child", "tables",
     )
 }  # fmt: skip
 OF_A_SCANNER = _SUPPORT | _GIVEN | _PROTOCOL | {"llama.loading", "llama.worker.*", "support.checksums"}
@@ -87,7 +87,7 @@ OF_LLAMA = OF_A_SCANNER | _LLAMA | {
 }  # fmt: skip
 
 #: Modules that Python's start and its standard library look for.
-_OF_PYTHON = {"_distutils_hack", "sitecustomize", "usercustomize", "org", "apport_python_hook", "__main__"}
+_OF_PYTHON = {"_distutils_hack", "sitecustomize", "usercustomize", "org", "apport_python_hook", "__main__", "_wmi"}
 #: Modules that the gguf package imports, or looks for.
 _OF_GGUF = {"gguf", "yaml", "sentencepiece", "mistral_common", "tqdm"}
 

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable
-
-from rich.text import Text
 
 from ...invocation import command_of
 from ...kernels.by_name import further
-from ...report.terminal.console import rendered
-from ...report.terminal.failures import Distinct, failure_lines
-from ...report.terminal.run import rung_line
-from ...report.writer import Form, Kind
-from ...results.failures import Failure
+from ...report.writer import Kind
 from ...results.options import DEFAULT_PROMPT, Options
 from ...results.report import Report
-from ...results.rungs import RungResult
 from ...rungs import rungs_for
 from ...rungs.opening import Request
 from ...support.errors import EXIT_INTERRUPTED, UsageError, say
-from ...support.progress import print_above_bars
 from ...verification import verify
-from ...verification.climb import Event, Failed, RungEnds
+from ...verification.climb import Event
 from ..common import PIPED_WIDTH, Files, asked_for, check_ranges, deliver, error_form, form, prompt_of, write_files
 from ..interrupts import undisturbed
 from ..verify import kernel_options
@@ -78,45 +69,11 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def shown_live(options: Options) -> Callable[[Event], object]:
     """Return the display of a run's events on standard error; it does nothing unless the options request progress."""
-    return Live(error_form()) if options.progress else lambda _: None
+    if not options.progress:
+        return lambda _: None
+    from .live import Live  # imports rich
 
-
-class Live:
-    """Prints the events of a run. A rung that takes long shows a bar, so its beginning is not printed.
-
-    Args:
-        shown: format of the lines.
-    """
-
-    def __init__(self, shown: Form) -> None:
-        self._form = shown
-        self._distinct = Distinct()
-        self._shown = 0
-
-    def __call__(self, event: Event) -> None:
-        """Print one event."""
-        if isinstance(event, Failed):
-            self._failed(event.result, event.failure)
-        elif isinstance(event, RungEnds):
-            self._ended(event.result)
-
-    def _failed(self, result: RungResult, failure: Failure) -> None:
-        """Print a failure in the words of the report, unless it repeats one already shown."""
-        if self._distinct.adds(result, failure):
-            self._shown += 1
-            self._print(rendered(failure_lines(result, failure, self._form), self._form))
-
-    def _ended(self, result: RungResult) -> None:
-        """Print a line for the rung, after one that says how many failures were not shown."""
-        if result.n_failures > self._shown:
-            more = f"… {self._shown:,} of {result.n_failures:,} failures of the {result.name} rung are shown"
-            self._print(rendered([Text(more)], self._form))
-        self._shown = 0
-        self._print(rendered([rung_line(result, self._form)], self._form))
-
-    def _print(self, text: str) -> None:
-        if sys.stderr is not None:
-            print_above_bars(text)
+    return Live(error_form())
 
 
 def deliver_run(report: Report, verbose: bool, files: Files) -> int:
