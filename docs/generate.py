@@ -21,8 +21,10 @@ from gguf_verify.cli.command import commands  # noqa: E402 - the checkout's pack
 from gguf_verify.cli.explain import explanations  # noqa: E402
 from gguf_verify.diagnosis.faults import FAULTS  # noqa: E402
 from gguf_verify.diagnosis.observed import OBSERVED  # noqa: E402
-from gguf_verify.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, ELEMENTS, FORMATS, SLICE, BlockFormat  # noqa: E402
+from gguf_verify.formats.block import BlockFormat  # noqa: E402
 from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
+from gguf_verify.formats.element import SLICE  # noqa: E402
+from gguf_verify.formats.tensor_types import ACTIVATION_FORMATS, ELEMENT_TYPES, ELEMENTS, FORMATS  # noqa: E402
 from gguf_verify.gguf.rules import RULES, Rule  # noqa: E402
 from gguf_verify.kernels.ladder import KERNELS  # noqa: E402
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS  # noqa: E402

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.author_cubin import SWITCH
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
 from tests.support import corpus, needs, validated

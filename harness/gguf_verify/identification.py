@@ -14,7 +14,9 @@ from .diagnosis.diagnose import diagnose
 from .diagnosis.identify import Candidate as Tried
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 from .distributed.judges import judges
-from .formats import BlockFormat, ElementFormat, WeightFormat
+from .formats.block import BlockFormat
+from .formats.element import ElementFormat
+from .formats.tensor_types import WeightFormat
 from .gguf.file import Tensor
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
@@ -23,12 +25,12 @@ from .kernels.families import DEFAULT_KERNEL
 from .kernels.tasks import Dequantizer, Quantizer, Task
 from .processes.sandbox import sandboxed
 from .results.options import Options
-from .rungs import Run
 from .rungs.drawn import Drawn, check_reference
 from .rungs.generated_inputs import any_blocks
 from .rungs.opening import AnyKernel, Further, Request, open_run
 from .rungs.plan import shapes_of
 from .rungs.pool import Step
+from .rungs.run import Run
 from .semantics.cuda import NoDefinition
 from .semantics.definition import Semantics
 from .semantics.dequantization import ARITHMETICS, BOUNDED, applies, expected_values, rounded_float32

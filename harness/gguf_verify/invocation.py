@@ -15,9 +15,9 @@ from .kernels.families import DEFAULT_KERNEL, FAMILIES
 from .kernels.interface import Candidate
 from .kernels.ladder import KERNELS
 from .results.options import Options
-from .rungs import rungs_for
 from .rungs.drawn import DRAWN_RUNGS, Drawn
 from .rungs.opening import AnyKernel, Request
+from .rungs.registry import rungs_for
 from .support.command_line import command_line
 from .support.durations import in_words
 

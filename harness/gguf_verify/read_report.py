@@ -11,7 +11,7 @@ from msgspec import Struct
 from .backend_results import GraphReport
 from .results.report import SCHEMA_VERSION, Report
 from .results.rungs import RungResult
-from .rungs import RUNGS
+from .rungs.registry import RUNGS
 from .support.files import open_regular
 from .support.text import printable
 

@@ -20,7 +20,8 @@ from gguf_verify.llama.backends.device import Bytes, Floats
 from gguf_verify.llama.backends.interface import Backend, BackendKind, Batch
 
 if TYPE_CHECKING:
-    from gguf_verify.formats import BlockFormat, WeightFormat
+    from gguf_verify.formats.block import BlockFormat
+    from gguf_verify.formats.tensor_types import WeightFormat
     from gguf_verify.llama.gemms import Gemm
     from gguf_verify.llama.library import Llama
     from gguf_verify.semantics.definition import Semantics
@@ -58,7 +59,7 @@ class OtherBackend(Backend):
         return _known(self._drawn(fmt, tokens, False)).semantics
 
     def definition_of(self, gemm: Gemm, fmt: WeightFormat, rows: Bytes) -> Semantics:
-        from gguf_verify.formats import BlockFormat
+        from gguf_verify.formats.block import BlockFormat
 
         if gemm.idle or not gemm.y.size or not isinstance(fmt, BlockFormat):
             return self.definition(fmt, max(1, len(gemm.x)))
@@ -75,7 +76,7 @@ class OtherBackend(Backend):
 
     def _drawn(self, fmt: WeightFormat, tokens: int, blocks: bool) -> Ruling | str:
         """Identify the definition of random products of this many tokens, or of each block of their rows."""
-        from gguf_verify.formats import BlockFormat
+        from gguf_verify.formats.block import BlockFormat
 
         from .operations.identified import random_product
 
@@ -108,7 +109,7 @@ class OtherBackend(Backend):
             return str(error)
 
     def uncovered(self, fmt: WeightFormat) -> str | None:
-        from gguf_verify.formats import ElementFormat
+        from gguf_verify.formats.element import ElementFormat
 
         return self.unsupported(f"{fmt.name}: {_NOT_QUANTIZED}") if isinstance(fmt, ElementFormat) else None
 

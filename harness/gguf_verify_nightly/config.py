@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from gguf_verify.formats import FILE_TYPES
+from gguf_verify.formats.tensor_types import FILE_TYPES
 from gguf_verify.hosts.choice import HOST_CHOICES, HOSTS
 from gguf_verify.kernels.families import DEFAULT_KERNEL, FAMILIES
 from gguf_verify.kernels.foreign.names import file_of, names_foreign

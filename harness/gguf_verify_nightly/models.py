@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from gguf_verify.formats import FILE_TYPES, FORMATS
+from gguf_verify.formats.tensor_types import FILE_TYPES, FORMATS
 from gguf_verify.gguf.matrices import may_be_matrix
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama, LlamaRefused, installed
+from gguf_verify.llama import installed
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.errors import EnvironmentFault, HarnessError
 from gguf_verify.support.files import open_regular

@@ -17,7 +17,7 @@ from gguf_verify.results.failures import Failure
 from gguf_verify.results.products import GemmRecord
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import rungs_for
+from gguf_verify.rungs.registry import rungs_for
 from gguf_verify.support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_INTERRUPTED,

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import FLOAT_TYPES, FORMATS
 from gguf_verify.hosts import compute_sanitizer
 from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.choice import make_host

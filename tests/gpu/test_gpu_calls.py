@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.choice import make_host
 from gguf_verify.kernels.foreign.names import Further

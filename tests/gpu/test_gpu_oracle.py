@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cupy_arrays import CupyArrays, arrays_for
 from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.hosts.staging import PIECE

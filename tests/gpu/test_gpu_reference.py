@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS, WeightFormat
 from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.choice import HOSTS, make_host
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.semantics import cuda

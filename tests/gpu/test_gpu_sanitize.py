@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import compute_sanitizer, sanitized_host
 from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.choice import make_host

@@ -18,7 +18,7 @@ LISTS = """
 import json
 from gguf_verify.audit.fingerprint import patterns_of
 from gguf_verify.diagnosis.faults import FAULTS
-from gguf_verify.formats import FILE_TYPES, FORMATS, tensor_type
+from gguf_verify.formats.tensor_types import FILE_TYPES, FORMATS, tensor_type
 from gguf_verify.hosts.tables import headers
 from gguf_verify.kernels.foreign.declaration import Declaration
 from gguf_verify.kernels.ladder import KERNELS

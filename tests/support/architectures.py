@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support import attention_models, graphs, recurrent_models, unusual_models
 
 #: Writes the model to a path and returns the path.

@@ -17,7 +17,8 @@ from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import finding
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.llama import Llama, Scan
+from gguf_verify.llama.files import Scan
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.verification import verify

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gguf_verify.audit.xray import (
     XRay,
 )
-from gguf_verify.formats import ACTIVATION_FORMATS, FORMATS
+from gguf_verify.formats.tensor_types import ACTIVATION_FORMATS, FORMATS
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.report.terminal.console import rendered
 from gguf_verify.report.terminal.xray import pair_lines, render

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.iq1_m import IQ1_M
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import llama_cpu_semantics

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import (
-    ACTIVATION_FORMATS,
-    FORMATS,
-    BlockFormat,
-)
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ACTIVATION_FORMATS, FORMATS
 from tests.support.slow_encoders import ENCODERS
 
 Bytes = npt.NDArray[np.uint8]

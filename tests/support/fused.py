@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import any_blocks
 
 Bytes = npt.NDArray[np.uint8]

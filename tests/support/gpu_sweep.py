@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FLOAT_TYPES, FORMATS
 from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS

@@ -14,8 +14,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS, FORMATS, ElementFormat
-from gguf_verify.llama import Llama
+from gguf_verify.formats.element import ElementFormat
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.elements import round_to
 
 WIDTH, WIDTH_FF, HEADS, LAYERS = 256, 512, 4, 2

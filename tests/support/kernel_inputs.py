@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FLOAT_TYPES, FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.iq1_m import IQ1_M
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import ELEMENTS, FLOAT_TYPES, FORMATS
 from gguf_verify.hosts.base import Host
 from gguf_verify.kernels.interleaved import Interleaved
 from gguf_verify.kernels.ladder import KERNELS

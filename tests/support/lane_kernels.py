@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.values import Activations, term_values
 from tests.support.exact_products import Bytes, Floats

@@ -69,7 +69,7 @@ def _gpu() -> str | None:
 
 
 def _llama_gpu() -> str | None:
-    from gguf_verify.llama import Llama
+    from gguf_verify.llama.library import Llama
     from gguf_verify.support.errors import EnvironmentFault
 
     try:
@@ -86,8 +86,8 @@ def vulkan() -> Path:
 
 
 def _vulkan() -> str | None:
-    from gguf_verify.llama import Llama
     from gguf_verify.llama.builds import find
+    from gguf_verify.llama.library import Llama
     from gguf_verify.support.errors import EnvironmentFault
 
     os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # ggml leaves out a software renderer by itself

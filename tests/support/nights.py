@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from jsonschema import Draft202012Validator
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.report import schema as run_schema
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.diagnoses import LocatedDiagnosis

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import BF16, NUMBERS
 from gguf_verify_graph.operations import OPERATIONS, Judged, Node, Operand, judge
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gguf_verify.llama import Llama
 from gguf_verify.llama.child import Child
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.process import TIME_LIMIT
 from gguf_verify.processes.given import Given, OpenFile
 

@@ -8,7 +8,7 @@ from gguf_verify.results.failures import Failure
 from gguf_verify.results.options import Options
 from gguf_verify.results.products import GemmRecord
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import RUNGS
+from gguf_verify.rungs.registry import RUNGS
 
 
 def rung(name: str) -> RungResult:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support.tiny_models import EPSILON, EXPERTS, HEAD, HEADS, RMS, USED, WIDTH, Tiny
 
 #: Of a state-space layer: its inner width, and how many tokens its convolution spans.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.formats import ELEMENTS, FORMATS
-from gguf_verify.llama import Llama
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
+from gguf_verify.llama.library import Llama
 from tests.support.graphs import Floats, Maker
 
 WIDTH, HEAD, HEADS, WIDTH_FF = 128, 64, 2, 256

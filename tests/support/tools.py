@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.cli import main
-from gguf_verify.formats import FORMATS, WeightFormat
+from gguf_verify.formats.tensor_types import FORMATS, WeightFormat
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights

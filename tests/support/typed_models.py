@@ -6,13 +6,10 @@ from pathlib import Path
 
 import gguf
 
-from gguf_verify.formats import (
-    FILE_TYPES,
-    BlockFormat,
-    decode_elements,
-)
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FILE_TYPES, decode_elements
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support.tools import FIXTURES
 
 F16 = FIXTURES / "tiny-F16.gguf"

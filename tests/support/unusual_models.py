@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support.recurrent_models import SPAN
 from tests.support.tiny_models import EPSILON, EXPERTS, HEAD, HEADS, RMS, USED, WIDTH, Tiny
 

@@ -19,7 +19,7 @@ from gguf_verify.report import run_words
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import SHORTENING, Options
 from gguf_verify.results.report import Report
-from gguf_verify.rungs import RUNGS
+from gguf_verify.rungs.registry import RUNGS
 from tests.support import certificates, records
 from tests.support.shown import json_of, text_of, written
 

@@ -10,7 +10,7 @@ import sys
 from gguf_verify.cli import verify
 from gguf_verify.kernels import families
 from gguf_verify.kernels.ladder import KERNELS
-from gguf_verify.rungs import rungs_for
+from gguf_verify.rungs.registry import rungs_for
 from tests.support.tools import ROOT
 
 #: Each takes a megabyte or more, or some milliseconds.

@@ -17,10 +17,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS, FILE_TYPES, FORMATS, BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ELEMENTS, FILE_TYPES, FORMATS, WeightFormat
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Gemm, Llama
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.library import Llama
 from gguf_verify.support.paths import CHECKOUT
 
 Bytes = npt.NDArray[np.uint8]

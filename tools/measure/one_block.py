@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.kernels.interface import Kernel, Weights
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.order import Order

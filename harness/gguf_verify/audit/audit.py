@@ -17,9 +17,9 @@ from ..gguf.file import GgufFile, Tensor
 from ..gguf.model import Model, RefusedFile, open_model
 from ..gguf.parser import parse
 from ..gguf.records import Finding, capped, finding
-from ..llama import Llama, WithoutLlama, why_missing
 from ..llama.child import Child
-from ..llama.installed import INSTALL
+from ..llama.installed import INSTALL, why_missing
+from ..llama.library import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
 from ..support.address import Address, located
 from ..support.errors import EnvironmentFault, UsageError

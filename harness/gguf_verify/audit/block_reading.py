@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS, BlockFormat, Field, decode_elements
-from ..formats.layout import Piece
+from ..formats.block import BlockFormat
+from ..formats.layout import Field, Piece
+from ..formats.tensor_types import ACTIVATION_FORMATS, ELEMENTS, FORMATS, decode_elements
 
 Floats = npt.NDArray[np.float32]
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..gguf.records import Finding
-from ..llama import Llama, LlamaRefused
+from ..llama.library import Llama
+from ..llama.process import LlamaRefused
 from ..support.text import quoted
 from .content import DESCRIBED, Content, codes_by_side, finding_at
 

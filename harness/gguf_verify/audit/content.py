@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements, decodes_rightly
+from ..formats.block import decodes_rightly
+from ..formats.tensor_types import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements
 from ..gguf.file import Tensor
 from ..gguf.records import MAX_PER_RULE, Finding, finding
-from ..llama import Llama, Scan, Scanned, ScannerOf, WithoutLlama
+from ..llama.files import Scan, Scanned, ScannerOf
+from ..llama.library import Llama, WithoutLlama
 from ..support.command_line import cores
 from ..support.errors import Culprit, EnvironmentFault
 from ..support.paths import kernel_root

@@ -6,11 +6,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..formats import FORMATS, BlockFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import FORMATS
 from ..gguf.file import Tensor
 from ..gguf.model import Model
 from ..gguf.records import Finding
-from ..llama import Llama, LlamaRefused, Scan, WithoutLlama
+from ..llama.files import Scan
+from ..llama.library import Llama, WithoutLlama
+from ..llama.process import LlamaRefused
 from ..support.errors import Culprit, EnvironmentFault, MalformedFile
 from ..support.progress import progress_bar, under_way
 from .codes import unused_codes

@@ -15,10 +15,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import FLOAT_TYPES, BlockFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import FLOAT_TYPES
 from ..gguf.file import Tensor
 from ..gguf.origin import Origin
-from ..llama import Requantized
+from ..llama.files import Requantized
 from ..support.protocol import evenly
 from ..support.text import quoted
 

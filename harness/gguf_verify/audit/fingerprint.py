@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..formats import BlockFormat
-from ..llama import Scan
+from ..formats.block import BlockFormat
+from ..llama.files import Scan
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 
 Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

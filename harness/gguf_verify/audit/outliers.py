@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import decode_elements
+from ..formats.tensor_types import decode_elements
 from ..gguf.file import Tensor
 from ..gguf.model import Model
 from ..gguf.records import Finding

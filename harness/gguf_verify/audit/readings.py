@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import Literal, NamedTuple
 
-from ..formats import tensor_type
+from ..formats.tensor_types import tensor_type
 from ..gguf.file import GgufFile
 from ..gguf.model import Model
 from ..gguf.records import Finding, finding

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..formats import FLOAT_TYPES
+from ..formats.tensor_types import FLOAT_TYPES
 from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
 from ..gguf.records import Finding

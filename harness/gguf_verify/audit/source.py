@@ -13,12 +13,15 @@ from typing import Literal
 
 import numpy as np
 
-from ..formats import FLOAT_TYPES, NO_TO_FLOAT, BlockFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import FLOAT_TYPES, NO_TO_FLOAT
 from ..gguf.file import Tensor
 from ..gguf.model import Model
 from ..gguf.origin import Origin
 from ..gguf.records import Finding, finding
-from ..llama import Llama, LlamaRefused, Requantized
+from ..llama.files import Requantized
+from ..llama.library import Llama
+from ..llama.process import LlamaRefused
 from ..support.text import printable, quoted
 from .exchanged import exchanged
 from .importance import Importance

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import TensorType, tensor_type
+from ..formats.tensor_types import TensorType, tensor_type
 from ..gguf.mapped import Mapped
 from ..gguf.model import Model, open_model
 from ..gguf.origin import Origin

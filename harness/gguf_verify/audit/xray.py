@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import NO_TO_FLOAT
+from ..formats.tensor_types import NO_TO_FLOAT
 from ..gguf.file import Tensor
-from ..llama import Llama
+from ..llama.library import Llama
 from .block_reading import FieldBytes, Part, read_block
 from .places import Place, extent, grid, neighbour
 

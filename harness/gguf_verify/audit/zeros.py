@@ -28,7 +28,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import decode_elements
+from ..formats.tensor_types import decode_elements
 from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix
 from ..gguf.model import Model

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, FORMATS, WeightFormat
+from ..formats.tensor_types import ELEMENTS, FORMATS, WeightFormat
 from ..gguf.matrices import may_be_matrix
 from ..gguf.model import open_model
 from ..semantics.definition import Semantics

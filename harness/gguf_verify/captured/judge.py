@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from ..diagnosis.diagnose import MOST_ROWS, MOST_TOKENS, diagnose
 from ..diagnosis.identify import Candidate, composed_definitions, definitions, expected, wider
-from ..formats import QK, BlockFormat, WeightFormat
+from ..formats.block import QK, BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.fast_math import ambiguous_codes

@@ -12,7 +12,7 @@ import msgspec
 from ..gguf.model import part_paths
 from ..results.options import Options
 from ..results.report import Report
-from ..rungs import rungs_for
+from ..rungs.registry import rungs_for
 from ..support.command_line import quoted
 from ..support.errors import EXIT_INTERRUPTED, EnvironmentFault
 from ..support.plain import plain

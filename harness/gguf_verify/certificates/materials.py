@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from ..kernels.families import DEFAULT_KERNEL
 from ..kernels.foreign.names import Further, file_of, names_foreign
 from ..kernels.foreign.opening import files_named
-from ..llama import Llama
+from ..llama.library import Llama
 from ..processes.mapped import UNSEEN
 from ..results.environment import OpenedFiles
 from ..support.errors import EnvironmentFault

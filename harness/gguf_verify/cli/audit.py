@@ -225,7 +225,7 @@ def _xray(args: argparse.Namespace) -> int:
     from ..audit.places import find_block, parse_offset
     from ..audit.xray import llama_values, xray
     from ..gguf.model import open_model
-    from ..llama import Llama
+    from ..llama.library import Llama
 
     if args.map or args.source or args.strict or args.waivers or args.ray is not None:
         raise UsageError(

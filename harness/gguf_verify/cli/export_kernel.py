@@ -24,7 +24,7 @@ The header is self-contained, and several fit in one translation unit. examples/
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    from ..formats import FORMATS
+    from ..formats.tensor_types import FORMATS
     from ..kernels.families import FAMILIES
     from ..kernels.ladder import KERNELS
 
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify export-kernel …`; returns the exit code. Raises HarnessError."""
-    from ..formats import FORMATS
+    from ..formats.tensor_types import FORMATS
     from ..kernels.by_name import find_kernel
     from ..kernels.family import Family
     from ..kernels.spec import Problem

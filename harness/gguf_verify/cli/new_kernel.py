@@ -29,7 +29,7 @@ step.
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    from ..formats import FORMATS
+    from ..formats.tensor_types import FORMATS
     from ..kernels.foreign.template import SEMANTICS, TAKES
 
     parser = Parser(

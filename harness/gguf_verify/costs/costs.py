@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..gguf.model import Model, open_model
-from ..llama import LlamaRefused
+from ..llama.process import LlamaRefused
 from ..results.costs import QuantizationCosts
-from ..rungs import Run
+from ..rungs.run import Run
 from ..support.errors import EnvironmentFault, HarnessError, UsageError
 from ..support.files import read_input
 from ..support.text import printable

@@ -16,13 +16,15 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import label, matrix_of
 from ..gguf.model import Model
-from ..llama import Evaluation, Gemm
+from ..llama.evaluations import Evaluation
+from ..llama.gemms import Gemm
 from ..results.costs import GemmCost
-from ..rungs import Run
+from ..rungs.run import Run
 
 Floats = npt.NDArray[np.float32]
 

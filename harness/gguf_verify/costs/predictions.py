@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..gguf.model import Model
-from ..llama import LlamaRefused
+from ..llama.process import LlamaRefused
 from ..results.costs import TextCost
-from ..rungs import Run
+from ..rungs.run import Run
 from ..rungs.session import opened_llama
 
 #: Tokens per chunk, unless the text is shorter or the model was trained on fewer.

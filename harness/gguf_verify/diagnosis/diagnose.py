@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.memory import POISON
 from ..results.diagnoses import FaultMatch, NearestFault
 from ..semantics.definition import Semantics

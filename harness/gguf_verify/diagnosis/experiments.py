@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results.diagnoses import FaultMatch

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from .operands import Bytes, Floats, Parts, Predicted, parts_of

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.drawn import companions

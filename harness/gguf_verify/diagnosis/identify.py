@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import MMVQ_TOKENS, BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
 from ..formats.c_arithmetic import round_half_away
+from ..formats.element import ElementFormat
+from ..formats.llama_products import MMVQ_TOKENS
+from ..formats.tensor_types import WeightFormat
 from ..semantics.accumulation import BY_VALUE, IN_FLOAT32, accumulation_of
 from ..semantics.cuda import NoDefinition, llama_cuda_semantics
 from ..semantics.declared import DECLARABLE, composed, declaration

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..semantics.definition import Semantics
 from ..semantics.narrow import NARROW
 from ..semantics.values import term_values

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..formats.c_arithmetic import round_half_away
 from ..results.diagnoses import FaultMatch
 from ..semantics.activations import Bytes, Floats, butterfly_sum, largest

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..kernels.interface import Kernel
 from ..semantics.definition import Semantics
 from ..support.errors import KernelFault

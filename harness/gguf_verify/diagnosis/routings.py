@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..kernels.experts import experts_of
 from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed

@@ -17,7 +17,7 @@ from ..audit.sources import Source, open_source
 from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
 from ..gguf.model import Model, open_model
-from ..llama import Llama, WithoutLlama
+from ..llama.library import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
 from ..results.environment import OpenedFiles
 from ..rungs.budget import Budget

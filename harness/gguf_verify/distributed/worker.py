@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..llama import LlamaRefused
+from ..llama.process import LlamaRefused
 from ..rungs.budget import Budget, BudgetSpent
 from ..rungs.pool import Budgeted, Judged, Refused, Task
 from ..support import scratch, stages

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..formats import FORMATS
+from ..formats.tensor_types import FORMATS
 from ..support.partial_import import submodule
 from ..support.text import printable
 from .chat_templates import check_chat_templates

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from types import TracebackType
 
-from ..formats import TensorType
+from ..formats.tensor_types import TensorType
 from ..support.address import Address
 from ..support.text import printable
 from .mapped import Bytes, Mapped

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from ..formats import TensorType
+from ..formats.tensor_types import TensorType
 from ..support.text import quoted
 from .mapped import Mapped
 from .records import Findings, Range, finding, refuse

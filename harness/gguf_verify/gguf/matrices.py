@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..formats import ElementFormat
+from ..formats.element import ElementFormat
 from ..support.text import printable
 from .file import Tensor
 

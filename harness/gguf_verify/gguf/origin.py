@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import FLOAT_TYPES, TensorType, decode_elements
+from ..formats.tensor_types import FLOAT_TYPES, TensorType, decode_elements
 from .file import Tensor
 from .mapped import Mapped
 

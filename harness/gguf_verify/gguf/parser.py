@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..formats import TensorType, tensor_type
+from ..formats.tensor_types import TensorType, tensor_type
 from ..support.text import printable, quoted
 from .file import GgufFile, Tensor
 from .layout import PIECE, Info, Layout

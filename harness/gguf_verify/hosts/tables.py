@@ -25,7 +25,7 @@ def headers() -> dict[str, str]:
     Raises EnvironmentFault if the gguf package lacks a table.
     """
     # imported here: NVRTC's process gets the headers from its parent
-    from ..formats import FORMATS
+    from ..formats.tensor_types import FORMATS
 
     needed = {table.name: table for fmt in FORMATS.values() for table in fmt.tables}
     return {table.header: _text(table) for table in needed.values()}

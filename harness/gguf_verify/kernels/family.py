@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Host
 from ..semantics.definition import Semantics
 from ..support.paths import kernel_root

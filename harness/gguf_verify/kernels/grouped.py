@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..hosts.base import Host
 from ..support.errors import UsageError
 from ..support.paths import kernel_root

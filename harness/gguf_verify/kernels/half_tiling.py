@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from .halves import ROWS, STAGE, THREADS, Layout
 from .interface import Weights
 from .site import MAX_GRID, Site

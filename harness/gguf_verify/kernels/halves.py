@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Host
 from ..support.arrays import Array, contiguous, seen_as
 from ..support.errors import KernelFault

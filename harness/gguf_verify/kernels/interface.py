@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Host, Source, Written
 from ..hosts.schedule import Schedule
 from ..processes.sandbox import Sandbox

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..support.arrays import contiguous
 from .launch import Launch
 from .packed import all_zero, check_packed

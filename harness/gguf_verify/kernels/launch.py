@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from .interface import Weights
 from .site import MAX_GRID, Site
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Grid, Host, Source, Written
 from ..results.environment import HostInfo
 from ..semantics.drawn import Place

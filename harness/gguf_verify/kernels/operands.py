@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..formats import QK, BlockFormat, WeightFormat
+from ..formats.block import QK, BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..support.errors import UsageError
 from .interface import Weights
 

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import FORMATS, BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import FORMATS, WeightFormat
 from ..hosts.base import Host
 from ..support.arrays import Array, bits_of, contiguous, seen_as
 from ..support.errors import KernelFault

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
 from ..formats.q8_1 import Q8_1
+from ..formats.tensor_types import ELEMENTS, WeightFormat
 from ..hosts.base import Blocks, Host, Source, Sparse, Written
 from ..hosts.schedule import Schedule
 from ..semantics.definition import Semantics

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Host
 from ..support.errors import EnvironmentFault
 from ..support.stages import stage

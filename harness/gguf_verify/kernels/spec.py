@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Host
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS

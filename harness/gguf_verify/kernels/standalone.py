@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..hosts.base import Grid, Source
 from ..hosts.tables import headers
 from ..results.environment import HostInfo

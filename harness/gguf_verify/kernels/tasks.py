@@ -12,7 +12,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.schedule import Schedule
 from ..support.errors import UsageError
 from .interface import Candidate

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from .interface import Weights
 from .packed import ROWS, Layout, packed_shape
 from .site import MAX_GRID, Site

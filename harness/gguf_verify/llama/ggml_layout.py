@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-from ..formats import tensor_type
+from ..formats.tensor_types import tensor_type
 from . import bindings, ggml
 from .ggml import AbiMismatch
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import tensor_type
+from ..formats.tensor_types import tensor_type
 from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
 from . import answers

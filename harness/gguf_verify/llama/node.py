@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, tensor_type
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import tensor_type
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]

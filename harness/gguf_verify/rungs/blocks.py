@@ -23,11 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks import ALONE
-from ..formats import SLICE, BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import SLICE
 from ..formats.q8_1 import Q8_1
+from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import label, may_be_matrix
-from ..llama import Evaluation, LlamaRefused
+from ..llama.evaluations import Evaluation
+from ..llama.process import LlamaRefused
 from ..results.calls import Call
 from ..results.failures import Failure
 from ..results.margins import Sampled

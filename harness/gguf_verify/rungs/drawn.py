@@ -20,14 +20,18 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..formats import ACTIVATION_FORMATS, FORMATS, BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import ACTIVATION_FORMATS, FORMATS, WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.model import Model, open_model
 from ..kernels.domain import Extent
 from ..kernels.interface import Candidate
-from ..llama import Evaluation, Gemm, Llama, LlamaRefused
 from ..llama.answers import Started
 from ..llama.backends import Backend
+from ..llama.evaluations import Evaluation
+from ..llama.gemms import Gemm
+from ..llama.library import Llama
+from ..llama.process import LlamaRefused
 from ..results.environment import FileInfo
 from ..results.options import Options
 from ..results.products import DrawnData, DrawnProduct

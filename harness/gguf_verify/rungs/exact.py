@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..results.failures import Failure
 from ..results.rungs import RungResult

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..diagnosis.localisation import Blame, along_k
 from ..diagnosis.observed import name_of
 from ..diagnosis.pattern import Map, pattern, utilisation
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..kernels.interface import Kernel
 from ..results.calls import LIMIT, OWN, Call
 from ..results.diagnoses import LocatedDiagnosis, OutOfRange

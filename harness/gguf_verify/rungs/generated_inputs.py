@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
 from ..formats.q8_1 import Q8_1
+from ..formats.tensor_types import ELEMENTS, WeightFormat
 from ..semantics.definition import Semantics
 
 Bytes = npt.NDArray[np.uint8]

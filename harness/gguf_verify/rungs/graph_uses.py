@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..gguf.file import Tensor
 from ..gguf.model import Model
-from ..llama import Evaluation
+from ..llama.evaluations import Evaluation
 from ..support.text import quoted
 
 #: Operations (ggml's names) that use a weight value by value, or along one dimension: none of them is a GEMM, and none

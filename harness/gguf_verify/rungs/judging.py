@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..diagnosis.localisation import Blame
-from ..formats import BlockFormat, decodes_rightly
+from ..formats.block import BlockFormat, decodes_rightly
 from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.memory import POISON

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ..formats import FORMATS
+from ..formats.tensor_types import FORMATS
 from ..gguf.matrices import may_be_matrix
 from ..gguf.model import Model, open_model
 from ..hosts.base import Host

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..formats import SLICE
+from ..formats.element import SLICE
 from ..kernels.domain import Domain, Extent
 
 #: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows.

@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from ..llama import LlamaRefused
+from ..llama.process import LlamaRefused
 from ..results.environment import OpenedFiles
 from ..results.rungs import PartialResult
 from ..support.errors import EnvironmentFault, HarnessError

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..kernels.interface import Kernel, Weights
 from ..semantics.definition import Semantics
 from ..semantics.exact import product

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..gguf.file import Tensor
-from ..llama import Evaluation, Gemm
+from ..llama.evaluations import Evaluation
+from ..llama.gemms import Gemm
 from ..results.rungs import RungResult
 from ..support.progress import under_way
 

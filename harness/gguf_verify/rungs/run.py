@@ -12,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks import BESIDE
-from ..formats import ElementFormat, WeightFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.hyper_parameters import why_meaningless
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..gguf.model import Model
 from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
-from ..llama import Gemm, Llama
 from ..llama.backends import Backend, start
+from ..llama.gemms import Gemm
+from ..llama.library import Llama
 from ..llama.process import FileRefused
 from ..results.calls import Call
 from ..results.environment import FileInfo, OpenedFiles

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..checks import ALONE, CHECKED, LAUNCHES
-from ..formats import SLICE, WeightFormat
+from ..formats.element import SLICE
+from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import label, matrix_of
 from ..hosts.choice import HOSTS

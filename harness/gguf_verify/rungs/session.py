@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from ..gguf.model import Model
-from ..llama import Llama, LlamaRefused
 from ..llama.backends import Backend
 from ..llama.builds import path_of
+from ..llama.library import Llama
+from ..llama.process import LlamaRefused
 from ..results.options import Options
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Written
 from ..hosts.memory import POISON
 from ..kernels.interface import Kernel

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import QK
+from ..formats.block import QK
 from ..formats.c_arithmetic import inverse, round_half_away
 
 Floats = npt.NDArray[np.float32]

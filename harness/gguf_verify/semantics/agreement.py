@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..support.arrays import get
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32
 from .definition import Semantics

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..support.arrays import Array, get, put, widened
 from ..support.stages import counted
 from .definition import Semantics

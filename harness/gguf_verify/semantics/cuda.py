@@ -5,7 +5,9 @@ Each format's record names the definitions of its MMVQ and its MMQ kernel: see `
 
 from __future__ import annotations
 
-from ..formats import MMVQ_TOKENS, BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.llama_products import MMVQ_TOKENS
+from ..formats.tensor_types import WeightFormat
 from .definition import Semantics
 from .definitions import SEMANTICS
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from .accumulation import IN_FLOAT32, Accumulation
 from .activations import Bytes, Floats
 from .encoding import Encoding

@@ -35,7 +35,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, BlockFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import ELEMENTS
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

@@ -32,7 +32,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, SLICE
+from ..formats.element import SLICE
+from ..formats.tensor_types import ELEMENTS
 from ..support.threads import each
 from .accumulation import EXTRA_ROUNDINGS, OVERFLOWS
 from .definitions import llama_cpu_semantics

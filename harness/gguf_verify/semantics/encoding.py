@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from .activations import Bytes, Floats
 
 Doubles = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from .drawn import addend, companions, factor
 from .epilogues import OPERATIONS, Operation
 from .epilogues.operation import Fused

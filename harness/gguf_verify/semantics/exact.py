@@ -43,7 +43,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..support.arrays import get
 from ..support.errors import KernelFault
 from ..support.stages import counted

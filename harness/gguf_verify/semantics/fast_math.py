@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import QK
+from ..formats.block import QK
 from ..formats.q8_1 import Q8_1
 from ..formats.q8_1_d4 import Q8_1_D4
 from .activations import Bytes, Floats, butterfly_sum

@@ -40,7 +40,8 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from .accumulation import IN_FLOAT16, LANES_LIMIT, SCORE_LIMIT
 from .definition import Semantics
 from .elements import round_to

@@ -12,7 +12,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import QK, BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import QK, BlockFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..support.arrays import widened
 from .activations import blocks_of, butterfly_sum, largest
 from .definition import Semantics

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from ..support.arrays import Array, get, seen_as
 from ..support.errors import EnvironmentFault
 from .device import Device

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
+from ..formats.tensor_types import WeightFormat
 from ..support.arrays import get
 from ..support.stages import counted
 from ..support.threads import each

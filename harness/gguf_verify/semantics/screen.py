@@ -37,7 +37,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..support.arrays import contiguous
 from ..support.stages import counted
 from ..support.threads import each

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats.block import BlockFormat
 from .accumulation import EXTRA_ROUNDINGS, Accumulation
 from .narrow import HALF
 from .order import Order

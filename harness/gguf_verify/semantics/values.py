@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import SLICE, BlockFormat
+from ..formats.block import BlockFormat
+from ..formats.element import SLICE
 from ..support.arrays import widened
 from .accumulation import SCORE_LIMIT, Accumulation
 from .device import Device

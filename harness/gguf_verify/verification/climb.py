@@ -11,8 +11,9 @@ from msgspec import structs
 from ..results.failures import Failure
 from ..results.report import EndedBy, Report
 from ..results.rungs import RungResult
-from ..rungs import Run, Rung
 from ..rungs.explain import WrongOutput
+from ..rungs.interface import Rung
+from ..rungs.run import Run
 from ..support.errors import EnvironmentFault, HarnessError
 from .cases import NO_CASE
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..audit.content import compile_scanners
-from ..formats import BlockFormat, WeightFormat
+from ..formats.block import BlockFormat
+from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.base import Source

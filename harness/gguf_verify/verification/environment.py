@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from ..formats import ELEMENTS, FORMATS, WeightFormat
+from ..formats.tensor_types import ELEMENTS, FORMATS, WeightFormat
 from ..gguf.matrices import may_be_matrix
 from ..hosts.base import Host
 from ..kernels.interface import Candidate
@@ -19,9 +19,9 @@ from ..kernels.shipped import ELEMENT_KERNELS
 from ..processes import sandbox
 from ..results.environment import Environment, FileInfo, HostInfo, KernelInfo, ReferenceInfo, Versions
 from ..results.options import Options
-from ..rungs import Run
 from ..rungs.drawn import NAME as DRAWN_NAME
 from ..rungs.drawn import Drawn
+from ..rungs.run import Run
 from ..support.version import project_version
 
 #: What "verified" says of a kernel that is judged by an oracle of its author.

@@ -50,11 +50,12 @@ from ..results.options import Options
 from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
-from ..rungs import RUNGS, Run, rungs_for
 from ..rungs.budget import Budget
 from ..rungs.drawn import Drawn, DrawnRun
 from ..rungs.explain import WrongOutput
 from ..rungs.opening import AnyKernel, Further, Request, open_run
+from ..rungs.registry import RUNGS, rungs_for
+from ..rungs.run import Run
 from ..support.errors import signal_of
 from ..support.supported import check_machine
 from ..waivers import apply, read_waivers, refuse_everything

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ..gguf.matrices import may_be_matrix
-from ..rungs import Run, Rung, asked_rungs, known_rungs
 from ..rungs.drawn import DRAWN_RUNGS, Drawn, check_reference
+from ..rungs.interface import Rung
 from ..rungs.opening import Request
+from ..rungs.registry import asked_rungs, known_rungs
+from ..rungs.run import Run
 from ..support.durations import is_duration
 from ..support.errors import EnvironmentFault, NothingToVerify, UsageError
 from ..support.text import printable

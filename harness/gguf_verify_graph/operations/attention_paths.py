@@ -70,7 +70,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.llama.node import BF16, Bytes, Doubles, Node, NoDefinition, Operand
 from gguf_verify.semantics.accumulation import IN_FLOAT16, IN_FLOAT32, SCORE_LIMIT, Accumulation, in_tensor_cores
 from gguf_verify.semantics.fast_math import WINDOW

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguf_verify.formats import WeightFormat, tensor_type
+from gguf_verify.formats.tensor_types import WeightFormat, tensor_type
 from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.narrow import HALF

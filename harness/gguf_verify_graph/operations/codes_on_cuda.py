@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.llama.node import Bytes, Doubles
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.q8_1_delta import DELTA_SUMS

@@ -41,9 +41,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.formats.c_arithmetic import at_index, inverse, signed_max
 from gguf_verify.formats.grids import kvalues
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.llama.node import (
     BF16,
     F16,

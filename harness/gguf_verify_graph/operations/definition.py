@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ElementFormat, WeightFormat
+from gguf_verify.formats.element import ElementFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.llama.node import Array, Bytes, Doubles, NoDefinition
 from gguf_verify.semantics.accumulation import IN_FLOAT16, SCORE_LIMIT
 from gguf_verify.semantics.definition import Semantics

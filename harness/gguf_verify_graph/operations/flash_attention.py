@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.exact import product

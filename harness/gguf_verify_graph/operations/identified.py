@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.llama.node import Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.f32 import F32

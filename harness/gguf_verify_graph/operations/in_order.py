@@ -35,7 +35,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.llama.node import Bytes
 from gguf_verify.semantics.accumulation import IN_FLOAT16
 from gguf_verify.semantics.definition import Semantics

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gguf_verify.formats import ELEMENTS, FORMATS, tensor_type
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS, tensor_type
 from gguf_verify.llama.node import BF16, F16, F32, Doubles, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.accumulation import SCORE_LIMIT, in_tensor_cores
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF

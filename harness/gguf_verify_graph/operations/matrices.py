@@ -20,7 +20,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat, WeightFormat, tensor_type
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import WeightFormat, tensor_type
 from gguf_verify.llama.node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.gates import judge as judge_product

@@ -17,7 +17,7 @@ from math import prod
 
 import numpy as np
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.llama.node import (
     BF16,
     F16,

@@ -30,8 +30,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ACTIVATION_FORMATS, BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.c_arithmetic import to_half
+from gguf_verify.formats.tensor_types import ACTIVATION_FORMATS, WeightFormat
 from gguf_verify.llama.node import Node, NoDefinition
 from gguf_verify.semantics.declared import composed, declared
 from gguf_verify.semantics.definition import Semantics

@@ -49,7 +49,8 @@ from functools import partial
 
 import numpy as np
 
-from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS, WeightFormat
 from gguf_verify.llama.node import (
     BF16,
     F16,

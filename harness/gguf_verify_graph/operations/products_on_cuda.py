@@ -54,7 +54,10 @@ from functools import partial
 
 import numpy as np
 
-from gguf_verify.formats import ELEMENTS, MMVQ_TOKENS, BlockFormat, ElementFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.element import ElementFormat
+from gguf_verify.formats.llama_products import MMVQ_TOKENS
+from gguf_verify.formats.tensor_types import ELEMENTS, WeightFormat
 from gguf_verify.llama.node import F32 as FLOAT32
 from gguf_verify.llama.node import Bytes, Doubles, Node, NoDefinition, Operand, element_bytes
 from gguf_verify.semantics.accumulation import in_tensor_cores

@@ -9,7 +9,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.llama.node import BF16, F16, Array, Operand, span_bytes
 
 Shape = tuple[int, int, int, int]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.llama.node import BF16, F16, F32, I32, I64, Node, NoDefinition, Operand, Sizes, demand
 
 from .conversions import QUANTIZED, floats_of, store

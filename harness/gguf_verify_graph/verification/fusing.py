@@ -28,9 +28,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from gguf_verify.backend_results import Varying
-from gguf_verify.llama import Evaluation
 from gguf_verify.llama.answers import RecordedNode
-from gguf_verify.llama.evaluations import FusedEnd, FusedOutput
+from gguf_verify.llama.evaluations import Evaluation, FusedEnd, FusedOutput
 from gguf_verify.llama.graph import GraphNode, WeightsOf
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.llama.node import F32, Doubles

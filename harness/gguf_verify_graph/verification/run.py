@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.backend_results import DeviceInfo, EndedBy, GraphOptions, GraphReport, GraphStep, LlamaBuild, Varying
-from gguf_verify.formats import tensor_type
+from gguf_verify.formats.tensor_types import tensor_type
 from gguf_verify.gguf.hyper_parameters import why_meaningless
 from gguf_verify.gguf.model import Model, open_model
-from gguf_verify.llama import Evaluation, Llama, LlamaRefused
 from gguf_verify.llama.builds import path_of
-from gguf_verify.llama.evaluations import ALONE, Slot
-from gguf_verify.llama.process import FileRefused
+from gguf_verify.llama.evaluations import ALONE, Evaluation, Slot
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import FileRefused, LlamaRefused
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
 from gguf_verify.support.near import nearest

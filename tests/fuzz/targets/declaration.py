@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.domain import domain_of
 from gguf_verify.kernels.foreign.declared import CallDeclaration, parse
 from gguf_verify.kernels.foreign.expressions import names_of

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q5_0 import Q5_0
 from gguf_verify.formats.q5_1 import Q5_1
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
-from gguf_verify.llama import Llama
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.exact import product

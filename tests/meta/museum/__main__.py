@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.meta.museum.collection import EXHIBITS, RESULTS, Finding, findings
 from tests.meta.museum.gates import passed, weights
 from tests.meta.museum.verdicts import model_for, said_of

@@ -7,11 +7,11 @@ from unittest import mock
 
 import numpy as np
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign import products
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import KernelFault

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.meta.museum.collection import EXHIBITS, Exhibit, findings, pending
 from tests.meta.museum.gates import passed, weights
 from tests.meta.museum.verdicts import LIMITED, RIGHT, WRONG, Said, model_for, said_of

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.packed import Layout
 from gguf_verify.rungs import plan
 from gguf_verify.semantics.sums import Product

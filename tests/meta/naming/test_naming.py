@@ -14,7 +14,7 @@ import pytest
 from gguf_verify.diagnosis.diagnose import Diagnosis, diagnose
 from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.results.diagnoses import FaultMatch
 from gguf_verify.results.failures import Failure

@@ -11,7 +11,7 @@ import pytest
 
 from gguf_verify.audit import content
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.report import json as as_json
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.errors import EnvironmentFault

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support.audits import TINY, rule, run
 from tests.support.tools import write_model
 

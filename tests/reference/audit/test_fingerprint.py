@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint
-from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.llama import Llama
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
 from tests.support.audits import Bytes, one_tensor, run, scanned
 from tests.support.shown import text_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.audit.record import Audit
-from gguf_verify.formats import FORMATS
-from gguf_verify.llama import Llama
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
 from tests.support.audits import TINY, ids, rule, run
 from tests.support.importance_files import dat, hugging_face, imatrix_gguf

@@ -8,8 +8,9 @@ import pytest
 
 from gguf_verify.audit.optimality import Judgement, judge
 from gguf_verify.audit.source import uses_importance
-from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.llama import Llama
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 
 K, N = 512, 64
 Bytes = npt.NDArray[np.uint8]

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support.audits import TINY, rule, run
 from tests.support.tools import edited_model, patched, write_model
 

@@ -11,10 +11,12 @@ import pytest
 
 from gguf_verify.audit import content
 from gguf_verify.audit.fingerprint import patterns_of
-from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS, decode_elements
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts import compiler
-from gguf_verify.llama import Llama, ScannerOf
+from gguf_verify.llama.files import ScannerOf
+from gguf_verify.llama.library import Llama
 from gguf_verify.support.paths import kernel_root
 from tests.support import corpus
 from tests.support.audits import Bytes, halves, one_tensor, scanned

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit import content
-from gguf_verify.formats import FORMATS, BlockFormat, decode_elements, decodes_rightly
+from gguf_verify.formats.block import BlockFormat, decodes_rightly
+from gguf_verify.formats.tensor_types import FORMATS, decode_elements
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.paths import kernel_root
 from tests.support.audits import TINY, Bytes, bytes_rung, halves, ids, one_tensor, rule, run, scanned

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
 from tests.support.audits import TINY, rule, run
 from tests.support.shown import text_of

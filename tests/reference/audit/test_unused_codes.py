@@ -12,10 +12,11 @@ import pytest
 
 from gguf_verify.audit.audit import audit
 from gguf_verify.audit.record import AuditOptions
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.records import Finding
 from gguf_verify.gguf.rules import RULES
-from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from tests.support import corpus
 from tests.support.tools import FIXTURES
 

@@ -16,13 +16,13 @@ from gguf_verify.audit.examination import Examination
 from gguf_verify.audit.fingerprint import REFERENCE
 from gguf_verify.audit.readers import Readers
 from gguf_verify.audit.readings import Reading
-from gguf_verify.formats import ELEMENTS, tensor_type
+from gguf_verify.formats.tensor_types import ELEMENTS, tensor_type
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.gguf.records import Range
 from gguf_verify.gguf.storage import ByteMap
 from gguf_verify.hosts.compiler import build
-from gguf_verify.llama import Llama
 from gguf_verify.llama.files import FilePasses
+from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
 from gguf_verify.support import cache
 from gguf_verify.support.errors import MalformedFile, UsageError

@@ -9,9 +9,10 @@ import pytest
 
 from gguf_verify.audit.places import WINDOW, find_block
 from gguf_verify.audit.xray import llama_values, xray
-from gguf_verify.formats import NO_TO_FLOAT, tensor_type
+from gguf_verify.formats.tensor_types import NO_TO_FLOAT, tensor_type
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.support.errors import UsageError
 from tests.support.blocks_by_hand import ALL, ELEMENTS, Make, shown
 from tests.support.tools import FIXTURES

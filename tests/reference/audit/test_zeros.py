@@ -14,7 +14,7 @@ from gguf_verify.audit.record import Audit
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.verification import verify
 from tests.support.audits import TINY, bytes_rung, rule, run, scanned

@@ -10,15 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import (
-    ELEMENT_TYPES,
-    FORMATS,
-    BlockFormat,
-    decode_elements,
-    grids,
-    tensor_type,
-)
-from gguf_verify.llama import Llama
+from gguf_verify.formats import grids
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ELEMENT_TYPES, FORMATS, decode_elements, tensor_type
+from gguf_verify.llama.library import Llama
 from tests.support.format_cases import (
     ALL,
     E2M1,

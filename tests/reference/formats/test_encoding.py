@@ -11,12 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import (
-    FORMATS,
-    BlockFormat,
-)
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.llama import Llama
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.quantization import check_bytes
 from tests.support.format_cases import ALL, QK, Bytes, Floats, generator, sample, scalar_encode, vectorised_decode

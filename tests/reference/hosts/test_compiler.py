@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import compiler
 from gguf_verify.hosts.choice import HOSTS, auto_host, make_host
 from gguf_verify.hosts.cpu_host import CpuHost

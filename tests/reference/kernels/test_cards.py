@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.hosts import compute_sanitizer, cupy_host, nvrtc
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder.q8_1_gemv import Gemv

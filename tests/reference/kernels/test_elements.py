@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES
+from gguf_verify.formats.tensor_types import FLOAT_TYPES
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.semantics.order import ASCENDING
 from tests.support.kernel_inputs import (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q8_0 import Q8_0
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.kernels.interface import Kernel, Weights
-from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.support.errors import UsageError
 from tests.support.foreign_runs import EXAMPLES

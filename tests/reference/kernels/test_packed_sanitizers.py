@@ -14,7 +14,7 @@ from tests.support.tools import altered_kernel, under_sanitizers
 SANITIZED = """
 import ctypes, mmap, sys
 from pathlib import Path
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel

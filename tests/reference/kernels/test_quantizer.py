@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FLOAT_TYPES
 from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import OFTEN, PAIRS, SANITIZERS, often
 from tests.support.needs import libasan, need

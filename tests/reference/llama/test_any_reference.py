@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.llama import Gemm, Llama
 from gguf_verify.llama.answers import Started
 from gguf_verify.llama.backends import BACKENDS, kind_of, start
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.drawn import Drawn

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Evaluation, Llama
+from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.llama.library import Llama
 from tests.support.architectures import ARCHITECTURES
 from tests.support.graph_operations import PROMPT, graph_operations
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Gemm, Llama
 from gguf_verify.llama import child as child_module
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.model import _AHEAD
 from tests.support.graphs import dense_llama
 from tests.support.tools import FIXTURES

@@ -18,7 +18,7 @@ from gguf_verify.audit.reader_child import ReaderChild
 from gguf_verify.audit.record import AuditOptions
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.processes.child import Spawned
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.support import protocol

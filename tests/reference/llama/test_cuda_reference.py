@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.semantics import cuda

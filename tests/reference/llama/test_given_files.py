@@ -12,7 +12,8 @@ import pytest
 from gguf_verify.audit.readers import Readers
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.origin import Origin
-from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.processes import sandbox
 from gguf_verify.support.errors import NoSuchFile
 from tests.support.needs import fault_of

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Gemm, LlamaRefused
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.support import protocol
 from tests.support import recorded_llama
 from tests.support.recorded_llama import RecordedLlama, Recordings

@@ -15,8 +15,11 @@ import pytest
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
+from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.model import LoadedModel
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import PACKAGE
 from tests.support.graphs import MODELS

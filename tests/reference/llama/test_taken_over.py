@@ -16,13 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import Model, open_model
-from gguf_verify.llama import Llama, LlamaRefused, ScannerOf, backends
+from gguf_verify.llama import backends
 from gguf_verify.llama.answers import Figures, Started
 from gguf_verify.llama.backends import BACKENDS, Backend
 from gguf_verify.llama.backends.cpu import CpuBackend
 from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.llama.files import ScannerOf
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.processes.given import Taken
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.llama.node import F16, F32
 from gguf_verify_graph.operations import OPERATIONS, Node, NoDefinition, Operand, judge, parameters
 from gguf_verify_graph.operations.attention_paths import vec_alone

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F16
 from gguf_verify_graph.operations import Node, Operand, judge
 from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale, with_output

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F16, F32
 from gguf_verify_graph.operations import Node, NoDefinition, judge
 from tests.reference.operations.test_state_space import halved, rolled

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F16, F32
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify_graph.operations import Node, Operand, judge
 from gguf_verify_graph.operations import in_order as module

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
-from gguf_verify.llama import Llama
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F32
 from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ACTIVATION_FORMATS, ELEMENTS, FORMATS
 from gguf_verify.llama.node import F16, F32
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import NUMBERED
 from gguf_verify_graph.operations import Node, Operand, judge, parameters
 from tests.support.operations import computed

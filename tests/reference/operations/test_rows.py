@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS
-from gguf_verify.llama import Llama
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F16, F32
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
 from tests.support.operations import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import NoDefinition, judge
 from tests.reference.operations.test_state_space import exchanged, halved, rolled
 from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale

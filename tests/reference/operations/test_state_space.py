@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.support.operations import Fault, check_faults, check_right, computed, drawn, rows_shifted, source, stale
 

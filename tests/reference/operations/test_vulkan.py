@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.llama import Llama
 from gguf_verify.llama.builds import Build, find
+from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import OPERATIONS, Node, judge
 from gguf_verify_graph.verification import verify_graph
 from tests.support import needs

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import ELEMENTS, SLICE, WeightFormat
+from gguf_verify.formats.element import SLICE
+from gguf_verify.formats.tensor_types import ELEMENTS, WeightFormat
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.families import FAMILIES
@@ -19,7 +20,9 @@ from gguf_verify.kernels.family import FamilyOnHost
 from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Evaluation, Gemm, Llama
+from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.failures import Failure
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.definitions.q8_1_cpu import encode_q8_1_cpu
 from gguf_verify.semantics.definitions.q8_k_cpu import encode_q8_k

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.llama import Llama
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.library import Llama
 from gguf_verify.rungs.remade import Remade
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.definitions.f32 import F32

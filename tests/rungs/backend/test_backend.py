@@ -15,7 +15,7 @@ import pytest
 
 from gguf_verify.backend_results import GraphOptions, GraphReport
 from gguf_verify.cli import main
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.support.errors import UsageError
 from gguf_verify_graph import operations
 from gguf_verify_graph.verification import invariance, run, tally, verify_graph

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.backend_results import GraphOptions, GraphReport
-from gguf_verify.llama import Evaluation, Llama
 from gguf_verify.llama.answers import RecordedNode
-from gguf_verify.llama.evaluations import FusedEnd, FusedOutput
+from gguf_verify.llama.evaluations import Evaluation, FusedEnd, FusedOutput
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.llama.worker.fused_tap import Record, _Part
 from gguf_verify.support.errors import LlamaFault

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.hosts.kinds.gpu import gpu_fault
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from tests.support.nights import validator
 from tests.support.processes import children, gone, wait_until
 from tests.support.tools import (

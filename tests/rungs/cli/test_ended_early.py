@@ -14,12 +14,12 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.cli.common import internal_errors
 from gguf_verify.cli.interrupts import interruptible, undisturbed
-from gguf_verify.cli.runs.verify import Live
+from gguf_verify.cli.runs.live import Live
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results.options import Options
-from gguf_verify.rungs import Run
+from gguf_verify.rungs.run import Run
 from gguf_verify.support.errors import Interrupted
 from gguf_verify.verification import verify
 from gguf_verify.verification.climb import Event, Failed, RungBegins, RungEnds

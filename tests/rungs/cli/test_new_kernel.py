@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify import Options, verify
 from gguf_verify.cli import kernel, main
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.foreign.template import SEMANTICS, Template
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.declared import declared

@@ -10,7 +10,7 @@ import pytest
 
 from gguf_verify import verify
 from gguf_verify.costs import predictions
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.costs import QuantizationCosts
 from gguf_verify.results.options import Options
 from gguf_verify.support.errors import EnvironmentFault, UsageError

@@ -20,7 +20,7 @@ from gguf_verify.diagnosis.identify import definitions, expected, identify, know
 from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
 from gguf_verify.diagnosis.pattern import Map, pattern, utilisation
 from gguf_verify.diagnosis.replay import diagnose_kernel
-from gguf_verify.formats import ELEMENTS, FORMATS, WeightFormat
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS, WeightFormat
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.memory import POISON
@@ -30,7 +30,7 @@ from gguf_verify.kernels.foreign.api import kernel as foreign
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import Options
 from gguf_verify.semantics.cuda import llama_cuda_semantics

@@ -12,7 +12,7 @@ import pytest
 from gguf_verify.diagnosis.identify import known_inputs
 from gguf_verify.diagnosis.observed import name_of
 from gguf_verify.diagnosis.quantizer import diagnose_quantizer
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Candidate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis.diagnose import diagnose
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.epilogue import Epilogue

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis.localisation import Blame, along_k, blame
-from gguf_verify.formats import FORMATS, WeightFormat
+from gguf_verify.formats.tensor_types import FORMATS, WeightFormat
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights

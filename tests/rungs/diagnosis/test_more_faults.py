@@ -15,14 +15,15 @@ from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.fitted import fitted
 from gguf_verify.diagnosis.identify import definition_named
 from gguf_verify.diagnosis.operands import Predicted
-from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS, WeightFormat
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.domain import Domain, Extent
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.exact import product

@@ -11,8 +11,8 @@ import pytest
 
 import gguf_verify.verification.pipeline
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import LlamaRefused
 from gguf_verify.llama.model import LoadedModel
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.verification import verify

@@ -22,7 +22,7 @@ from gguf_verify.distributed import audits
 from gguf_verify.distributed.audits import AuditWork
 from gguf_verify.distributed.identity import Expected
 from gguf_verify.distributed.worker import Worker
-from gguf_verify.llama import LlamaRefused
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.report.json import of_audit
 from gguf_verify.rungs.pool import Step
 from gguf_verify.support.errors import EnvironmentFault

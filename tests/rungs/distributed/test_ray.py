@@ -25,7 +25,7 @@ from gguf_verify.distributed.connection import connected
 from gguf_verify.distributed.worker import Place
 from gguf_verify.gguf.model import open_model
 from gguf_verify.identification import identify_model
-from gguf_verify.llama import LlamaRefused
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.report.json import of_audit, of_identification
 from gguf_verify.results.environment import OpenedFiles
 from gguf_verify.results.options import Options

@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 
 from gguf_verify import verify
-from gguf_verify.formats import (
-    FORMATS,
-    BlockFormat,
-    Field,
-)
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.layout import Field
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from tests.support.tools import TamperedKernel, patched_block
 from tests.support.typed_models import model_of

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis import replay
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import sources
@@ -340,7 +340,7 @@ def test_an_endless_loop_dies_with_the_harness() -> None:
     code = f"""
 import numpy as np
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 kernel = open_foreign({f"{KERNELS}:hangs"!r}, CpuHost(1))
 print(kernel._conversation.process.pid, flush=True)

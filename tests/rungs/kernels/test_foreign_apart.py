@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.choice import HOSTS
 from gguf_verify.hosts.compiler import checks_fault

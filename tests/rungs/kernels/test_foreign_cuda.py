@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.author_cubin import OF_NVRTC
 from gguf_verify.hosts.cpu_host import CpuHost

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis.routings import routing_fault
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.routing import routed
@@ -27,7 +27,7 @@ FMT = FORMATS["Q4_0"]
 PYTHON = """
 import numpy as np
 from gguf_verify import kernel
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 
 BUG = ""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
@@ -25,7 +25,7 @@ FMT = FORMATS["Q4_0"]
 PYTHON = """
 import numpy as np
 from gguf_verify import kernel
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 
 def plain(w, x, shape):
     fmt = FORMATS[shape.format]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign.api import Oracle
@@ -64,7 +64,7 @@ def test_what_an_oracle_leaves_out(name: str, like: str) -> None:
 IN_HALVES = """
 import numpy as np
 from gguf_verify import Oracle, kernel
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.values import exact_weights
 
 def weights(rows, fmt):

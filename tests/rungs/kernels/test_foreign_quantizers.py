@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.llama import Gemm
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.llama.gemms import Gemm
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.layers.call import llama_activations

@@ -16,7 +16,7 @@ import pytest
 
 from gguf_verify import kernel
 from gguf_verify.checks import ALONE, CHECKED
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.cpu_host import CpuHost
@@ -27,7 +27,8 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.results.calls import Call
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import RUNGS, Run, asked_rungs, rungs_for
+from gguf_verify.rungs.registry import RUNGS, asked_rungs, rungs_for
+from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.tasks import packing
 from gguf_verify.rungs.tasks.codes import Codes
 from gguf_verify.support.errors import UsageError

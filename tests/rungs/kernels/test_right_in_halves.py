@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.results.options import Options
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.definitions import SEMANTICS
@@ -16,7 +16,7 @@ from gguf_verify.verification import verify
 KERNEL = """
 import numpy as np
 from gguf_verify import kernel
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.exact import product
 

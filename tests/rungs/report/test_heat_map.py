@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.report.grid import of_run
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.failures import MAX_HEX_BYTES

@@ -21,10 +21,10 @@ from gguf_verify.report.writer import Form, Kind, every_writer
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import Run
 from gguf_verify.rungs import bytes as bytes_rung
 from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.rounds import in_order, kind_of, leave, rounds
+from gguf_verify.rungs.run import Run
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, altered_kernel, flat

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify import Oracle, Shape, kernel
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts import compiler
 from gguf_verify.hosts.cpu_host import CpuHost

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.llama import Gemm
+from gguf_verify.llama.gemms import Gemm
 from gguf_verify.llama.model import LoadedModel, returned
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult

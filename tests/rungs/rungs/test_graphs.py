@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import WeightFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Multiply
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.llama.gemms import TappedProduct
+from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.llama.gemms import Gemm, TappedProduct
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult

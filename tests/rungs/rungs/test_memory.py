@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gguf_verify.hosts.cpu_host import CpuHost
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.results.options import Options
 from gguf_verify.verification import verify

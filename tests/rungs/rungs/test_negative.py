@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FILE_TYPES
+from gguf_verify.formats.tensor_types import FILE_TYPES
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.failures import Failure
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FILE_TYPES, FORMATS
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import FILE_TYPES, FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size

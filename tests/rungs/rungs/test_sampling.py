@@ -24,7 +24,7 @@ TENSOR = "blk.1.ffn_up"
 WRONG = """
 import numpy as np
 from gguf_verify import kernel
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.result import exact_result
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from gguf_verify.checks import CHECKED, LAUNCHES
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.generated_inputs import any_blocks

@@ -13,7 +13,7 @@ from gguf_verify.audit.xray import (
     to_dict,
     xray,
 )
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from tests.support.blocks_by_hand import (
     ALL,
     ELEMENTS,

@@ -13,9 +13,9 @@ import pytest
 from gguf_verify.costs import open_source, read_text
 from gguf_verify.costs.gemms import place, relative_error
 from gguf_verify.costs.predictions import _Scores
-from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.gguf.model import open_model
-from gguf_verify.llama import LlamaRefused
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.report.html import charts
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.report.writers import HTML, MARKDOWN

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.choice import HOST_CHOICES
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS

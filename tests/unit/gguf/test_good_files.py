@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from gguf_verify.formats import tensor_type
+from gguf_verify.formats.tensor_types import tensor_type
 from gguf_verify.gguf.rules import RULES
 from tests.support import corpus
 from tests.support.corpus import ARRAY, BOOL, STRING, U32, text, u32, u64

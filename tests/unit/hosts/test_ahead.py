@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.ahead import Ahead
 from gguf_verify.hosts.base import Source
 from gguf_verify.hosts.cpu_host import CpuHost

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat, grids
+from gguf_verify.formats import grids
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import compiler, nvrtc, tables
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.experts import Embedded, embedded, experts_of
 from gguf_verify.kernels.routing import NO_EXPERT, ROUTINGS, Routing, padded_slots, routed
 from gguf_verify.semantics.definitions.f32 import F32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.by_name import find_kernel, on_host
 from gguf_verify.kernels.families import DEFAULT_KERNEL, FAMILIES

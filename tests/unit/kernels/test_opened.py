@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.hosts.cpu_host import CpuHost

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts import nvcc
 from gguf_verify.hosts.cpu_host import Buffer, CpuHost
 from gguf_verify.kernels.ladder import KERNELS

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.foreign.api import Shape
 from gguf_verify.kernels.foreign.child import import_kernel
 from gguf_verify.kernels.foreign.declared import parse

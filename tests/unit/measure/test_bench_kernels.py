@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import Buffer, CpuHost
 from gguf_verify.kernels.grouped import Grouped
 from gguf_verify.kernels.interface import Weights

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.report.json import of_run
 from gguf_verify.report.writer import Kind

@@ -15,7 +15,7 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.results.failures import CULPRITS, Failure
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import RUNGS
+from gguf_verify.rungs.registry import RUNGS
 from gguf_verify.support.errors import Culprit
 from gguf_verify_nightly.outcomes import cell_of
 from gguf_verify_nightly.records import Key, Night

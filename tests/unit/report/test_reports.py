@@ -17,7 +17,7 @@ import pytest
 import xmlschema
 from PIL import Image
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.report import card, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
 from gguf_verify.report.html import run as of_run

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gguf_verify.cli import common
-from gguf_verify.cli.runs.verify import Live
+from gguf_verify.cli.runs.live import Live
 from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.failures import Failure, Unverified

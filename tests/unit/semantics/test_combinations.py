@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import drawn
 from gguf_verify.semantics import combinations
 from gguf_verify.semantics.combinations import COUNT, LIMIT, MISSED, Combinations

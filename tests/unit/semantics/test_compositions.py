@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.accumulation import SCORE_LIMIT, accumulation_of
 from gguf_verify.semantics.declared import DECLARABLE, composed, declaration, declared
 from gguf_verify.semantics.definition import Semantics

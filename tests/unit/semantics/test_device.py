@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics.declared import DECLARABLE
 from gguf_verify.semantics.definition import Semantics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import any_blocks, drawn
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import each_block, product

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.drawn import companions
 from gguf_verify.semantics.epilogue import Epilogue, filled_up, stored

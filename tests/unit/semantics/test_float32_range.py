@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge

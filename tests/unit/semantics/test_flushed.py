@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.iq1_m import IQ1_M
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4

@@ -15,7 +15,7 @@ from gguf_verify.diagnosis.identify import (
     known_inputs,
     nearest_of,
 )
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product

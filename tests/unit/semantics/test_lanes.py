@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.remade import Remade
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import llama_cpu_semantics

@@ -7,7 +7,8 @@ import pytest
 
 from gguf_verify.diagnosis.diagnose import diagnose
 from gguf_verify.diagnosis.identify import identify
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import drawn, special
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.f32 import F32

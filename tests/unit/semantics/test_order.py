@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.semantics.exact import product

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.closer import MISSED, limit
 from gguf_verify.semantics.declared import declared

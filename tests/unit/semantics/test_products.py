@@ -10,9 +10,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q5_1 import Q5_1
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import exact as oracle
 from gguf_verify.semantics.definition import Semantics

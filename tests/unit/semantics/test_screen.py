@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.rungs.generated_inputs import any_bits, any_blocks
 from gguf_verify.semantics import screen
 from gguf_verify.semantics.declared import DECLARABLE, composed, declared

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q4_k import Q4_K
 from gguf_verify.formats.q5_1 import Q5_1
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.f32 import F32

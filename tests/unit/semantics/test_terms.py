@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis.fault import case_of
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.accumulation import IN_FLOAT16, SCORE_LIMIT, Accumulation
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.exact import product

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis.diagnose import diagnose
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.declared import declaration, declared
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW

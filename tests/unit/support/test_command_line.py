@@ -14,8 +14,8 @@ import pytest
 from gguf_verify.invocation import command_of
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.results.options import Options
-from gguf_verify.rungs import rungs_for
 from gguf_verify.rungs.opening import Request
+from gguf_verify.rungs.registry import rungs_for
 from gguf_verify.support.command_line import command_line, pattern_of, program, quoted, repeat, shown, with_flags
 
 WORDS = ["plain", "two words", "it's", 'a "b"', "$(id) `id` $x", "back\\slash", "new\nline\ttab", "\x1b[31m", "ü 世界",

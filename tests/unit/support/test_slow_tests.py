@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FORMATS
+from gguf_verify.formats.tensor_types import FORMATS
 from tests.support.slow_tests import REPRESENTATIVES, SlowTests, types_of
 from tests.support.tools import ROOT
 

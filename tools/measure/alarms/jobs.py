@@ -9,11 +9,14 @@ from typing import Literal
 
 import numpy as np
 
-from gguf_verify.formats import BlockFormat, ElementFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.element import ElementFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.hosts.choice import HOSTS
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS
-from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.llama.library import Llama
+from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.rungs.generated_inputs import any_blocks, special
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from gguf_verify.formats import WeightFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.hosts.choice import make_host
 from gguf_verify.kernels.by_name import on_host
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.rungs.generated_inputs import with_least_codes
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.exact import product

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat, tensor_type
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import tensor_type
 from gguf_verify_graph.operations import Judged, Node
 
 from .page import Finding

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.llama import Llama
 from gguf_verify.llama.builds import Build, find
+from gguf_verify.llama.library import Llama
 from gguf_verify.support.errors import LlamaFault, UsageError
 from gguf_verify_graph.operations import Node
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.grouped import Grouped
 from gguf_verify.kernels.routing import Routing, routed
 from gguf_verify.semantics.definitions import SEMANTICS

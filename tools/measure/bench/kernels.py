@@ -36,7 +36,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.by_name import find_kernel, on_host
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.support.errors import KernelFault
 
 from .gpu import copies_of, rounds_of

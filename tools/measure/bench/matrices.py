@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.hosts.base import Host, Source
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.paths import kernel_root

@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from gguf_verify.formats import FILE_TYPES, FORMATS, BlockFormat, ElementFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.element import ElementFormat
+from gguf_verify.formats.tensor_types import FILE_TYPES, FORMATS, WeightFormat
 from gguf_verify.support import scratch
 from gguf_verify.support.command_line import cores
 from gguf_verify.support.errors import EnvironmentFault, UsageError

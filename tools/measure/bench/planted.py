@@ -25,7 +25,8 @@ from unittest import mock
 import numpy as np
 from tqdm import tqdm
 
-from gguf_verify.formats import BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.choice import make_host

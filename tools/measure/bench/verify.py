@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf_verify.hosts.compiler import cpu_name
-from gguf_verify.llama import Llama
 from gguf_verify.llama.backends import SHORT
+from gguf_verify.llama.library import Llama
 from gguf_verify.support import scratch
 from gguf_verify.support.command_line import cores
 from gguf_verify.support.errors import EnvironmentFault, UsageError

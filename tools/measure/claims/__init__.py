@@ -12,7 +12,7 @@ import argparse
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.paths import CHECKOUT
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 
 from ..markdown import listed, marked, table
 from .common import FIVE, Claim, Sources, figure, verdict

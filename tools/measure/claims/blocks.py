@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.c_arithmetic import signed_max
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.semantics.activations import butterfly_sum
 from gguf_verify.semantics.definitions import SEMANTICS

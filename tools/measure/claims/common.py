@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.c_arithmetic import round_half_away
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.support.paths import CHECKOUT, kernel_root
 
@@ -27,7 +28,7 @@ FIVE: tuple[BlockFormat, ...] = tuple(fmt for fmt in FORMATS.values() if fmt.leg
 
 
 class Library(Protocol):
-    """The functions of llama.cpp that the checks call; see `gguf_verify.llama.Llama`."""
+    """The functions of llama.cpp that the checks call; see `gguf_verify.llama.library.Llama`."""
 
     def versions(self) -> dict[str, Any]: ...
     def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats: ...

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.activations import butterfly_sum
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1

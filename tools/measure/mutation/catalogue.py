@@ -15,7 +15,7 @@ import numpy as np
 from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.operands import Parts
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.semantics.gates import judge
 
 from ..results import encoded

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.rungs.generated_inputs import any_blocks
 
 from ..inputs import Bytes, Floats, in_type

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import WeightFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.packed import Packed
 

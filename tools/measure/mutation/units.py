@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gguf_verify.formats import WeightFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.compiler import CHECKS, FLAGS, LINK_CHECKED, compiler, runner_object
 from gguf_verify.hosts.tables import headers

@@ -26,11 +26,12 @@ from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.identify import definitions
 from gguf_verify.diagnosis.operands import Predicted
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Llama
+from gguf_verify.llama.library import Llama
 from gguf_verify.rungs.plan import PLAN
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, KernelFault

@@ -17,17 +17,22 @@ from unittest import mock
 
 import numpy as np
 
-from gguf_verify.formats import BlockFormat, WeightFormat
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
-from gguf_verify.llama import Evaluation, Gemm, Llama
+from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.llama.gemms import Gemm
+from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import RUNGS, Run, explain
+from gguf_verify.rungs import explain
 from gguf_verify.rungs.layers.call import ACTIVATIONS
+from gguf_verify.rungs.registry import RUNGS
+from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch
 
 from ..inputs import WEIGHTS, Bytes, Floats, can_write, decoded, model_in, rows_of, text, write_tensors

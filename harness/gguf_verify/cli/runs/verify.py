@@ -10,8 +10,8 @@ from ...kernels.by_name import further
 from ...report.writer import Kind
 from ...results.options import DEFAULT_PROMPT, Options
 from ...results.report import Report
-from ...rungs import rungs_for
 from ...rungs.opening import Request
+from ...rungs.registry import rungs_for
 from ...support.errors import EXIT_INTERRUPTED, UsageError, say
 from ...verification import verify
 from ...verification.climb import Event

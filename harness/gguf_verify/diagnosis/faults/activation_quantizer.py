@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import QK
+from ...formats.block import QK
 from ...formats.c_arithmetic import round_half_away
 from ..fault import Case, Variants, fault
 from ..operands import Floats, Parts, Predicted

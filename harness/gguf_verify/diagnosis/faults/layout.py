@@ -13,7 +13,7 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ..fault import Case, LazyVariants, Variants, fault
 from ..operands import Bytes, Parts, weight_parts
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import QK
+from ...formats.block import QK
 from ..fault import Case, Variants, fault
 from ..operands import Bytes, Predicted, activation_parts, weight_parts
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat, WeightFormat
+from ...formats.block import BlockFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.drawn import keys_of_slots
 from ...semantics.epilogue import Epilogue, filled_up
 from ...support.errors import UsageError

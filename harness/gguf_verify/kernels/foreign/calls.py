@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import WeightFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.definition import Semantics
 from ..launches import Lies
 from .beside import NOTHING, Beside

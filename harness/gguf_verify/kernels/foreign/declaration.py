@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
+from ...formats.tensor_types import FORMATS
 from ...semantics.accumulation import IN_FLOAT32
 from ...semantics.declared import declared
 from ...semantics.definition import OWN, Semantics

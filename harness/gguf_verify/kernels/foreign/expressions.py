@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...formats import WeightFormat
+from ...formats.tensor_types import WeightFormat
 from ...support.errors import KernelFault, UsageError
 
 #: The names in expressions, with their meanings.

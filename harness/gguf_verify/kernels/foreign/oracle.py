@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ...semantics.definition import Semantics
 from ...semantics.values import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError

@@ -19,7 +19,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import QK, BlockFormat, ElementFormat, WeightFormat
+from ...formats.block import QK, BlockFormat
+from ...formats.element import ElementFormat
+from ...formats.tensor_types import WeightFormat
 from ...hosts.base import Host, Written
 from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule

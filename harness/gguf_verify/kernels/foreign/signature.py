@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ...formats import FORMATS
+from ...formats.tensor_types import FORMATS
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _KERNEL = re.compile(

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...formats import FORMATS, BlockFormat
+from ...formats.block import BlockFormat
+from ...formats.tensor_types import FORMATS
 from ...hosts.tables import headers
 from ...support.errors import UsageError
 from ...support.near import nearest

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import BlockFormat, WeightFormat
+from ...formats.block import BlockFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.declared import IN_TENSOR_CORES
 from ..half_tiling import HalfTiling
 from ..halves import ROWS, THREADS, Layout

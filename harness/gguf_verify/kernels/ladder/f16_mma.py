@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import WeightFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.declared import IN_TENSOR_CORES
 from ..interface import Weights
 from ..launch import Launch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ...formats import BlockFormat, WeightFormat
+from ...formats.block import BlockFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.declared import IN_TENSOR_CORES
 from ..half_tiling import HalfTiling
 from ..halves import ROWS, Bytes, Layout, packed_halves

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...formats import BlockFormat, WeightFormat
+from ...formats.block import BlockFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.order import ASCENDING
 from ..interface import Weights
 from ..interleaved import ROWS, Interleaved

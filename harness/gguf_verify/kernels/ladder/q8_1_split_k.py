@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ...semantics.order import Order
 from ..interface import Weights
 from ..packed import LEGACY, Layout, Packed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...formats import BlockFormat, WeightFormat
+from ...formats.block import BlockFormat
+from ...formats.tensor_types import WeightFormat
 from ...semantics.order import ASCENDING
 from ..interface import Weights
 from ..packed import ROWS, Packed

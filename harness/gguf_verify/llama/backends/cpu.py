@@ -13,7 +13,7 @@ from .device import Bytes, Device, Floats, Product
 from .interface import Backend, BackendKind
 
 if TYPE_CHECKING:
-    from ...formats import WeightFormat
+    from ...formats.tensor_types import WeightFormat
     from ...semantics.definition import Semantics
 
 #: Number of values that count as one block of a type without blocks.

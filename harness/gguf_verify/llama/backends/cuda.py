@@ -15,7 +15,7 @@ from .device import Device
 from .interface import Backend, BackendKind, Batch
 
 if TYPE_CHECKING:
-    from ...formats import WeightFormat
+    from ...formats.tensor_types import WeightFormat
     from ...semantics.definition import Semantics
     from ..answers import CudaStarted
 
@@ -54,7 +54,7 @@ class CudaBackend(Backend):
         return llama_cuda_semantics(fmt, tokens, self.sm, experts)
 
     def uncovered(self, fmt: WeightFormat) -> str | None:
-        from ...formats import ElementFormat
+        from ...formats.element import ElementFormat
 
         return self.unsupported(f"{fmt.name}: {fmt.llama.no_mmvq}") if isinstance(fmt, ElementFormat) else None
 
@@ -93,7 +93,7 @@ def _long(tokens: list[int]) -> list[int]:
 
 def _mmvq_tokens() -> int:
     """Return the largest number of tokens that MMVQ takes; for some formats it takes fewer."""
-    from ...formats import MMVQ_TOKENS
+    from ...formats.llama_products import MMVQ_TOKENS
 
     return MMVQ_TOKENS
 

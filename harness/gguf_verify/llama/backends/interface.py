@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ...formats import WeightFormat
+    from ...formats.tensor_types import WeightFormat
     from ...semantics.definition import Semantics
     from ..answers import Started
     from ..gemms import Gemm

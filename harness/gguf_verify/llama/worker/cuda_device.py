@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS, MMVQ_TOKENS, QK
-from ...formats.block import BlockFormat
+from ...formats.block import QK, BlockFormat
+from ...formats.llama_products import MMVQ_TOKENS
 from ...formats.q4_0 import Q4_0
 from ...formats.q4_1 import Q4_1
 from ...formats.q8_0 import Q8_0
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
+from ...formats.tensor_types import FORMATS
 from ...semantics import cuda
 from ...semantics.cuda import NoDefinition
 from ...semantics.definitions import SEMANTICS

@@ -28,7 +28,7 @@ class Library:
         self._libraries = libraries
 
     def calls(self) -> dict[str, Call]:
-        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.Llama`."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.library.Llama`."""
         return {
             "hello": self.hello, "to_float": self.to_float, "from_float": self.from_float, "quantize": self.quantize,
             "validate": self.validate, "quantize_file": self.quantize_file,

@@ -21,7 +21,7 @@ class Products:
         self._devices: dict[str, Device] = {}
 
     def calls(self) -> dict[str, Call]:
-        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.Llama`."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.library.Llama`."""
         return {
             "start_backend": self.start_backend, "activations": self.activations,
             "block_products": self.block_products, "multiply": self.multiply,

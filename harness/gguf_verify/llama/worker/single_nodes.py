@@ -36,7 +36,7 @@ class SingleNodes:
         self._backends: dict[str, int] = {}
 
     def calls(self) -> dict[str, Call]:
-        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.Llama`."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.library.Llama`."""
         return {"compute_node": self.compute_node, "devices": self.devices}
 
     def devices(self) -> Reply:

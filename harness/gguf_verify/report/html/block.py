@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...audit.block_reading import FieldBytes, Reading, read_block
-from ...formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS
+from ...formats.tensor_types import ACTIVATION_FORMATS, ELEMENTS, FORMATS
 
 
 class Part(NamedTuple):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...audit.block_reading import FieldBytes, read_block
-from ...formats import ACTIVATION_FORMATS, ELEMENTS
+from ...formats.tensor_types import ACTIVATION_FORMATS, ELEMENTS
 from ...results.diagnoses import LocatedDiagnosis
 from ...results.failures import CULPRITS, Failure
 from ...results.report import Report

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import ACTIVATION_FORMATS, ElementFormat, WeightFormat
 from ...formats.block import NO_TYPE_ID
+from ...formats.element import ElementFormat
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
+from ...formats.tensor_types import ACTIVATION_FORMATS, WeightFormat
 from ...kernels.interface import Kernel, Weights
-from ...llama import Gemm
+from ...llama.gemms import Gemm
 from ...semantics.definition import Semantics
 from ...semantics.fast_math import as_q8_1
 from ..generated_inputs import drawn, ties_of_codes

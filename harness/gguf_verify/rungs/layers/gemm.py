@@ -12,9 +12,9 @@ from msgspec.structs import replace as replace_fields
 
 from ...checks import ALONE
 from ...diagnosis.localisation import Blame, blame
-from ...formats import ElementFormat
+from ...formats.element import ElementFormat
 from ...gguf.matrices import label, matrix_of, where
-from ...llama import Gemm
+from ...llama.gemms import Gemm
 from ...results.calls import Call, CallKind
 from ...results.failures import Failure
 from ...results.margins import Side

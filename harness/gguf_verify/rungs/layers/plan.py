@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 
 from ...gguf.file import Tensor
-from ...llama import Evaluation, Gemm
+from ...llama.evaluations import Evaluation
+from ...llama.gemms import Gemm
 from ...results.rungs import PartialResult, RungResult
 from ..graph_uses import not_multiplied, why_not_checked
 from ..known import Known

@@ -24,7 +24,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...gguf.matrices import may_be_matrix
-from ...llama import LlamaRefused
+from ...llama.process import LlamaRefused
 from ...results.margins import Side
 from ...results.rungs import RungResult
 from ...semantics.definition import Semantics

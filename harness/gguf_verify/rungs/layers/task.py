@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from ...checks import ALONE
 from ...checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ...formats import ElementFormat
+from ...formats.element import ElementFormat
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
-from ...llama import Gemm
+from ...llama.gemms import Gemm
 from ...results.calls import Call
 from ...results.failures import Failure
 from ...results.margins import Headroom

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ...gguf.file import Tensor
 from ...gguf.matrices import matrix_of, may_be_matrix, rows_of_matrix, where
 from ...results.calls import Call

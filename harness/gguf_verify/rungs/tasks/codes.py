@@ -16,12 +16,13 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import SLICE
+from ...formats.element import SLICE
 from ...gguf.file import Tensor
 from ...gguf.matrices import may_be_matrix
 from ...hosts.schedule import Schedule
 from ...kernels.tasks import Quantizer
-from ...llama import Evaluation, LlamaRefused
+from ...llama.evaluations import Evaluation
+from ...llama.process import LlamaRefused
 from ...results.calls import Call
 from ...results.failures import MAX_HEX_BYTES, Failure
 from ...results.rungs import RungResult

@@ -16,7 +16,8 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import SLICE, BlockFormat
+from ...formats.block import BlockFormat
+from ...formats.element import SLICE
 from ...gguf.file import Tensor
 from ...gguf.matrices import rows_of_matrix
 from ...kernels.tasks import Dequantizer

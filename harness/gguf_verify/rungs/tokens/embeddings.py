@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...llama import LlamaRefused
+from ...llama.process import LlamaRefused
 from ...results.failures import Failure
 from ...results.products import EmbeddingRecord
 from ...results.rungs import RungResult

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...checks import ALONE
-from ...formats import QK
+from ...formats.block import QK
 from ...gguf.matrices import label
-from ...llama import Evaluation, Gemm, LlamaRefused
+from ...llama.evaluations import Evaluation
+from ...llama.gemms import Gemm
+from ...llama.process import LlamaRefused
 from ...results.calls import Call
 from ...results.failures import Failure
 from ...results.rungs import PartialResult, RungResult

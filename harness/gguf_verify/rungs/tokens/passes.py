@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ...llama import Gemm
+from ...llama.gemms import Gemm
 from ...results.rungs import PartialResult, RungResult
 from ...semantics.result import exact_result
 from ...support.progress import under_way

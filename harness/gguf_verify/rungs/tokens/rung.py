@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...gguf.matrices import may_be_matrix
-from ...llama import LlamaRefused
+from ...llama.process import LlamaRefused
 from ...results.failures import Failure
 from ...results.products import TokenRecord
 from ...results.rungs import RungResult

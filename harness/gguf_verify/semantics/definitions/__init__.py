@@ -7,7 +7,7 @@ the records; no list names them.
 
 from __future__ import annotations
 
-from ...formats import WeightFormat
+from ...formats.tensor_types import WeightFormat
 from ...support.registry import members
 from ..definition import Semantics
 from ..encoding import Encoding

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ..accumulation import Accumulation
 from ..definition import Semantics
 from ..encodings.values import FLOAT32

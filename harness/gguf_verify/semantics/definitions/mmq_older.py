@@ -5,7 +5,7 @@ It differs from `q8_1` in the minima of superblocks, which are multiplied by the
 
 from __future__ import annotations
 
-from ...formats import QK, BlockFormat
+from ...formats.block import QK, BlockFormat
 from ..definition import Semantics
 from ..encodings.q8_1 import RAW_Q8_1
 from ..terms.codes import CodeTerm

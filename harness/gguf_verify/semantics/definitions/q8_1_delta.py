@@ -15,8 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat
-from ...formats.block import Codes, Structs
+from ...formats.block import BlockFormat, Codes, Structs
 from ...formats.iq1_s import IQ1_S
 from ..definition import Semantics
 from ..encodings.q8_1 import RAW_Q8_1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ..definition import Semantics
 from ..encodings.q8_1 import RAW_Q8_1
 from ..term import Halves

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat, Field
-from ...formats.block import NO_TYPE_ID
-from ...formats.layout import Bits, each
+from ...formats.block import NO_TYPE_ID, BlockFormat
+from ...formats.layout import Bits, Field, each
 
 #: Values of a block.
 SIZE = 128

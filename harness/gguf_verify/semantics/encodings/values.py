@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats import ELEMENTS
+from ...formats.tensor_types import ELEMENTS
 from ..activations import Bytes, Floats
 from ..encoding import Encoding
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ...support.arrays import on_host, widened
 from ..accumulation import Accumulation
 from ..order import Order

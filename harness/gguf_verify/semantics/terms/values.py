@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat
+from ...formats.block import BlockFormat
 from ...support.arrays import contiguous, widened
 from .. import half_sums
 from ..accumulation import SCORE_LIMIT, Accumulation

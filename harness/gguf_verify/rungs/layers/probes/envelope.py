@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from ....checks import ALONE
 from ....checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ....formats import BlockFormat, WeightFormat
+from ....formats.block import BlockFormat
 from ....formats.q8_1 import Q8_1
+from ....formats.tensor_types import WeightFormat
 from ....gguf.file import Tensor
 from ....kernels.domain import EVERYTHING, Domain, Extent
 from ....kernels.interface import Kernel, Weights

@@ -24,7 +24,9 @@ import numpy.typing as npt
 from msgspec.structs import replace as replace_fields
 
 from ....diagnosis.observed import observed
-from ....formats import SLICE, BlockFormat, WeightFormat
+from ....formats.block import BlockFormat
+from ....formats.element import SLICE
+from ....formats.tensor_types import WeightFormat
 from ....gguf.file import Tensor
 from ....kernels.domain import Domain
 from ....kernels.interface import Kernel
