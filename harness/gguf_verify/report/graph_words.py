@@ -156,7 +156,7 @@ def varying(each: Varying) -> tuple[str, str]:
         return _fusing(each, each.fused)
     sizes = seen(each.slot, NAME) or f"micro-batches of {each.micro_batch} against {each.against}"
     if not each.node and not each.compared:
-        return "not compared", f"{sizes}: no node's output could be told apart by tokens"
+        return "not compared", f"{sizes}: no node's output could be divided into tokens"
     if not each.node:
         return "same bits", f"{sizes}: in all {each.compared:,} outputs of a node and a token"
     return (

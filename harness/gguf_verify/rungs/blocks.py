@@ -150,7 +150,9 @@ def _plan(
         elif tensor.k not in rows_by_width:
             step.said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:
-            step.said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
+            step.said.note(
+                f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another tensor's activations"
+            )
             step.task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
         yield step
 

@@ -101,7 +101,7 @@ class Course:
 
     def takes(self, name: str, first_row: int = 0, nbytes: int | None = None) -> bool:
         """Whether the rung judges a product of a tensor now, or of one of its matrices: the one that begins with that
-        row and has so many bytes. It has then begun."""
+        row and has that number of bytes. It has then begun."""
         if self._budget.limited:
             if not self.again and name not in self._tensors:  # a vector, of which only the graph knows
                 self._chosen.add(name)
@@ -119,7 +119,7 @@ class Course:
         return True
 
     def settle(self, names: Iterable[str]) -> None:
-        """Nothing more is to be done with these: what there is to say of them was said."""
+        """Mark these as done: everything about them is reported."""
         self._settled |= {*names}
 
     def leave(self, result: RungResult) -> None:

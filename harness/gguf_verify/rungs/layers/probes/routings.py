@@ -119,9 +119,7 @@ class RoutingProbes:
             if only is not None and only.number != number:
                 continue
             if wrong >= _MOST_WRONG:
-                self._result.note(
-                    f"{self._fmt.name}: further routings were left out, since the kernel is wrong already"
-                )
+                self._result.note(f"{self._fmt.name}: further routings were skipped, since the kernel is already wrong")
                 break
             if run.budget.spent:
                 run.budget.cut = True
