@@ -32,7 +32,7 @@ _AHEAD = 2
 
 
 def returned(steps: Generator[Any, None, T]) -> T:
-    """What a generator returns at its end."""
+    """The return value of a generator."""
     while True:
         try:
             next(steps)

@@ -80,8 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="gguf-verify bisect",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="gguf-verify bisect MODEL.gguf --good BUILD --bad BUILD [options] [-- options of a run]",
-        description="Find the first build of llama.cpp that computes a model's graph wrong, or the first version of "
-        "NVRTC that compiles a kernel wrong.",
+        description="Find the first build of llama.cpp that computes a model's graph incorrectly, or the first version "
+        "of NVRTC that compiles a kernel incorrectly.",
         epilog=_EPILOG,
     )
     add = parser.add_argument

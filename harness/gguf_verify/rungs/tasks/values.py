@@ -66,7 +66,7 @@ class Values(BlocksJudge):
         return kernel.dequantize(block_format(call.tensor), given)
 
     def report(self) -> None:
-        """What is not for this rung."""
+        """Count the vectors, which are not for this rung."""
         self.result.skip("vectors", self.run.vectors())
 
     def plan(self, tensor: Tensor) -> Iterator[TaskCall]:

@@ -235,7 +235,7 @@ class RoutingProbes:
         return right
 
     def _whose(self, probe: _Probe, expert: int, y: Floats, given: Bytes, keys: Bytes) -> str:
-        """Which other expert's product a wrong slot holds, float32[N], of activations uint8[1, row bytes]; in words,
+        """The other expert whose product a wrong slot holds, float32[N], of activations uint8[1, row bytes]; in words,
         "" where it is none's."""
         if not y.any():
             return " (the whole slot is zero)"
