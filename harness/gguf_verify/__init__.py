@@ -26,7 +26,7 @@ __all__ = [
     "__version__", "audit_model", "identify_model", "judge_captured", "judge_case", "kernel", "verify",
 ]  # fmt: skip
 
-#: What is public, and the module that defines it. It is imported when it is first asked for: llama.cpp's process and
+#: What is public, and the module that defines it. It is imported at its first use: llama.cpp's process and
 #: the command line import this package too, and need far less of it.
 _PUBLIC = {
     **dict.fromkeys(("Audit", "AuditOptions"), ".audit.record"),

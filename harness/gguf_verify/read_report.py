@@ -34,7 +34,7 @@ class RungClaim(Struct, frozen=True):
 
 
 class Claims(Struct, frozen=True):
-    """What the report states although it also follows from the report's records: the two must agree."""
+    """Statements of the report that also follow from its records: the two must agree."""
 
     verdict: str
     exit_code: int

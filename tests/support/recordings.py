@@ -73,7 +73,7 @@ def failing() -> Report:
     lines = tuple(f"{f.words} (explains 99.99 % of the error). Fix: {f.fix}" for f in faults)
     layers.diagnosis = msgspec.structs.replace(
         layers.diagnosis, verdict="known fault", faults=faults,
-        lines=(*lines, "these faults predict the same outputs on these data; the fault is one of them"),
+        lines=(*lines, "each of these faults predicts these outputs; the data cannot distinguish them"),
     )  # fmt: skip
     report.rungs[1].diagnosis = LocatedDiagnosis(
         tensor=layers.diagnosis.tensor, where=layers.diagnosis.where, who="kernel on one block of K", row=17, token=0,

@@ -81,7 +81,7 @@ class Reading:
 
 
 class Loading(NamedTuple):
-    """What llama.cpp should load of a model, or why nothing."""
+    """The part of a model that llama.cpp should load, or the reason to load nothing."""
 
     load: Load
     why: str = ""

@@ -121,14 +121,14 @@ class Sample:
 
     @property
     def sentence(self) -> str:
-        """What the verdict covers, in a few words."""
+        """The coverage of the verdict, in a few words."""
         return (
             f"of the header and of {self.blocks:,} of {self.of_blocks:,} blocks ({self.share}), not of the whole file"
         )
 
     @property
     def words(self) -> str:
-        """What was fetched and sampled."""
+        """The bytes that were fetched and the blocks that were sampled."""
         of = (
             "all of their blocks"
             if self.pieces is None
@@ -141,7 +141,7 @@ class Sample:
 
     @property
     def untold(self) -> str:
-        """What such an audit cannot detect."""
+        """The checks that such an audit skips, and the faults that it can miss."""
         unseen = "padding, gaps, equal rows, runs of zeros, outliers, copies and the SHA-256 were not checked"
         if self.pieces is None:
             return unseen

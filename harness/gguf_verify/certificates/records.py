@@ -155,7 +155,7 @@ class CertifiedRung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predicate(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run, with which software, and the result.
+    """A run, its software, and its result.
 
     Args:
         verdict, words, exit_code: as in the report.

@@ -65,8 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--source",
         type=Path,
         metavar="FILE",
-        help="also compare the file with llama.cpp's quantization of this one: a GGUF in F32, F16 or BF16, a "
-        "safetensors file, or a folder of them",
+        help="the original model: also compare the file with llama.cpp's quantization of it; a GGUF in F32, F16 or "
+        "BF16, a safetensors file, or a folder of them",
     )
     add(
         "--imatrix",

@@ -101,8 +101,8 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help=f"{what} in Ray processes: of the cluster at this address (HOST:PORT, ray://HOST:PORT or auto), or "
-        "local ones",
+        help=f"{what} in processes of Ray, in the cluster at ADDRESS (HOST:PORT, ray://HOST:PORT or auto) or on this "
+        "machine (local)",
     )
 
 

@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--repack",
         action="store_true",
-        help="let llama.cpp repack the weights, its own default; it crashes on some machines",
+        help="let llama.cpp repack the weights, as it does by default; repacking crashes on some machines",
     )
     add(
         "--save-case",
@@ -194,7 +194,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         metavar="S",
         help="time limit of one call of your own kernel, in seconds (default: %(default)g); compiling it for a type "
-        "may take ten times as long, and at least 120 s",
+        "may take ten times as long, or 120 s if that is more",
     )
     add(
         "--kernel-memory",
@@ -212,14 +212,14 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--thorough",
         action="store_true",
-        help="judge every element of large matrices; by default some of their rows are judged, and all outputs by "
-        "random combinations of rows, and the verdict says what these can miss",
+        help="judge every element of large matrices; by default only some of their rows are judged one by one, and "
+        "whole outputs by random combinations of rows; the verdict says what these can miss",
     )
     add(
         "--sanitize",
         action="store_true",
-        help="check launches for races and invalid accesses, with few probes too; on a GPU by compute-sanitizer and "
-        "guard pages",
+        help="check launches for races and invalid accesses, even with --probes brief; on a GPU by "
+        "compute-sanitizer and guard pages",
     )
     add(
         "-v",

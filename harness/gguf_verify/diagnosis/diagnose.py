@@ -97,7 +97,7 @@ class Diagnosis:
             share = "" if np.isnan(f.explained) else f" (explains {_share(f.explained)} of the error)"
             lines.append(f"{meant}{f.words}{where}{share}. Fix: {f.fix}")
         if len({f.id for f in self.faults if not np.isnan(f.explained)}) > 1:
-            lines.append("these faults predict the same outputs on these data; the fault is one of them")
+            lines.append("each of these faults predicts these outputs; the data cannot distinguish them")
         if not lines:
             near = ""
             if self.nearest is not None and self.nearest.explained >= RIVAL:  # a smaller fraction would mislead

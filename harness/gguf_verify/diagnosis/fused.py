@@ -63,7 +63,7 @@ def _variants(operations: tuple[Operation, ...]) -> Iterator[tuple[str, tuple[Op
     """Yield each fault in words, with the operations of a kernel that has it."""
     for i, one in enumerate(operations):
         before, behind = operations[:i], operations[i + 1 :]
-        yield f"{one.name} is left out", (*before, *behind)
+        yield f"{one.name} is omitted", (*before, *behind)
         if one.place is not None:
             yield f"{one.name} is done twice", (*before, one, one, *behind)
         if behind:

@@ -78,7 +78,7 @@ def along_k(blames: Iterable[Blame]) -> Iterator[str]:
         elif not b.alone:
             kind = "along K: no block alone is wrong; the sum is wrong from block {} on"
         elif not b.only:
-            kind = "along K: wrong from block {} on, with that block and without it"
+            kind = "along K: wrong from block {} on, not only in that block"
         else:
             kind = "along K: only block {} is wrong" + (", the last" if last else f" of {b.blocks}")
         kinds.setdefault(kind, set()).add(-1 if b.first is None else b.first)

@@ -1,6 +1,6 @@
 """A product split into codes, scales and sums, from which a fault can be composed.
 
-With terms b of 32 values (16 if only so many share a scale), in float64:
+With terms b of 32 values (of 16 if only 16 share a scale), in float64:
 
     y = Σ_b d[b]·e[b]·Σ_i q[b,i]·a[b,i] + m[b]·s[b]
 

@@ -38,11 +38,11 @@ def cluster(
         told("workers of Ray open the files")
         there = ray.cluster_resources()
         cpus = int(there.get("CPU", 0))
-        cards = int(there.get("GPU", 0))
-        if not (cpus if on_card is None else cards):
+        gpus = int(there.get("GPU", 0))
+        if not (cpus if on_card is None else gpus):
             raise EnvironmentFault(f"--ray {address}: it has no {'CPU' if on_card is None else 'GPU'} for a worker")
-        sharing = 0 if on_card is None else on_card(cpus // cards)
-        count = sharing * cards or cpus
+        sharing = 0 if on_card is None else on_card(cpus // gpus)
+        count = sharing * gpus or cpus
         work = work_of(max(1, cpus // count))
         takes: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1 / sharing} if sharing else {"num_cpus": 1, "num_gpus": 0}
         if sharing > 1:

@@ -155,8 +155,8 @@ def _variables(address: str) -> Iterator[None]:
 
 @contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """What Ray tells of lost workers goes to standard output, also where nothing of theirs is asked for; the result
-    alone is to be there."""
+    """Keep standard output for the result: Ray prints messages about lost workers there, even if the output of
+    workers is not requested."""
     worker = sys.modules["ray._private.worker"]
     prints = getattr(worker, "print_to_stdstream", None)
     if prints is None:

@@ -76,7 +76,7 @@ class Errands(Generic[T]):
         }  # fmt: skip
 
     def __len__(self) -> int:
-        """How many have not ended."""
+        """Number of tasks that have not ended."""
         return len(self._running)
 
     def ended(self, seconds: float) -> list[tuple[int, T | Lost]]:

@@ -31,7 +31,7 @@ Digests = Callable[[], Sequence[str]]
 
 @dataclass(frozen=True)
 class Files:
-    """Which files another process must find.
+    """The files that another process must find.
 
     Args:
         machine: since when this machine runs, which no other machine has in common with it; "" where it does not say.

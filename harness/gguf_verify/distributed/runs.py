@@ -49,7 +49,7 @@ class RunWork:
         stack.enter_context(sandboxed(options.sandbox, options.kernel_memory))
         run = stack.enter_context(open_run(self.path, self.kernel, self.host, options))
         stack.callback(run.close)
-        name = "the drawn data" if isinstance(self.path, Drawn) else self.path
+        name = "the random data" if isinstance(self.path, Drawn) else self.path
         self.files.expect([part.mapped for part in run.model.parts], run.model.sha256, name)
         check(self.known, identity(run, self.kernel))
         return run

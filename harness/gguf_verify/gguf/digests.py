@@ -20,7 +20,7 @@ PIECE, _BUFFER = 1 << 26, 1 << 22
 _LARGE_BUFFER = 1 << 24
 #: Bytes of one read where one thread does everything: they fit in its cache.
 _SMALL_BUFFER = 1 << 18
-#: Bytes that the disk is told to read ahead.
+#: Number of bytes to read ahead from the disk.
 _ASKED_FOR = 1 << 24
 
 

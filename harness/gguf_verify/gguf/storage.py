@@ -38,7 +38,7 @@ _INFO_KINDS = bytes(_KIND_NUMBERS[kind] for kind in ("tensor name", "dimensions"
 
 @dataclass
 class Budget:
-    """How much of one model, all its parts together, may still be kept in memory.
+    """Memory that all parts of one model together may still use.
 
     Args:
         keys, tensors: number of each.

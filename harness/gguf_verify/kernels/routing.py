@@ -112,7 +112,7 @@ def _one(rng: np.random.Generator, m: int, top_k: int, experts: int) -> Ids:
 
 
 def _some_idle(rng: np.random.Generator, m: int, top_k: int, experts: int) -> Ids:
-    """Route nothing to the first, the last and every third expert, as far as enough are left."""
+    """Route nothing to the first, the last and every third expert, if there are enough experts."""
     busy = np.array([e for e in range(1, experts - 1) if e % 3])
     return busy[_distinct(rng, m, top_k, len(busy))].astype(np.int32) if len(busy) else _one(rng, m, top_k, experts)
 

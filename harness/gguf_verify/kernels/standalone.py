@@ -263,7 +263,7 @@ def _places(outputs: Sequence[Placeholder]) -> tuple[dict[Placeholder, str], int
 def _flattened(source: Source) -> str:
     """Return a source with all its includes inlined, its macros defined before it and undefined after it.
 
-    The emulator, which is for the CPU, is left out.
+    The emulator, which is for the CPU, is omitted.
     """
     tables, seen = headers(), set[str]()
 

@@ -262,7 +262,7 @@ def description_of(device: Any) -> str:
 
 def device_of(t: Any) -> Any:
     """Return the device that computed a node: the one whose memory holds its result, or the CPU if that is host
-    memory, whoever allocated it."""
+    memory, regardless of which backend allocated it."""
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
     kind = ggml_backend_buffer_get_type(buffer) if buffer else None

@@ -32,7 +32,7 @@ _AHEAD = 2
 
 
 def returned(steps: Generator[Any, None, T]) -> T:
-    """What a generator returns at its end."""
+    """The return value of a generator."""
     while True:
         try:
             next(steps)
@@ -271,7 +271,7 @@ class LoadedModel:
                 return node
             given = [replace(gemm) for gemm in node.gemms()]
             lacks = node.tensor in spared and any(y is None for y in given)
-            answer(None if lacks else node.joined(given))  # rows that nobody computed must not be joined
+            answer(None if lacks else node.joined(given))  # rows that were not computed must not be joined
             yield
         raise LlamaFault("llama.cpp ended a graft without a result")
 

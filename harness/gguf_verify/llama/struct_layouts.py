@@ -124,7 +124,7 @@ class Struct:
             raise ForeignAbi(f"struct {self.name} has {size} bytes, but an unknown layout: {why}")
         if any(each.places(self.used) != fitting[-1].places(self.used) for each in fitting):
             names = " and of ".join(each.releases for each in fitting)
-            raise ForeignAbi(f"struct {self.name} may have the layout of {names}: they cannot be told apart")
+            raise ForeignAbi(f"struct {self.name} may have the layout of {names}: they cannot be distinguished")
         return fitting[-1]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 #: Number of bytes of a command's output to keep.
 _TAIL = 1 << 14
-#: Seconds until a supervisor that was told to end is killed.
+#: Seconds that a supervisor has to end before it is killed.
 _PATIENCE = 20.0
 
 

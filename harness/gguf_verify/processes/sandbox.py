@@ -1,4 +1,4 @@
-"""How untrusted processes are confined on this machine, and what that does not cover.
+"""Confinement of untrusted processes on this machine, and its gaps.
 
 The *boundary* is bubblewrap with an empty root and an allow-list of system calls. Without it, Landlock *guards against
 accidents*: it keeps a process from writing, but hides little. In every mode, `keeper` ends everything that such a
@@ -93,7 +93,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What an untrusted process may do.
+    """The permissions of an untrusted process.
 
     It can write only below its own folder, and has no network. Inside the boundary it sees only files of the system, of
     Python and of this project, and those in `shown`; and only its own processes.

@@ -154,7 +154,7 @@ def _ticks(size: int, step: int, pixels: int, apart: int) -> Iterator[tuple[int,
 
 
 def _borders(grid: Grid, left: float, top: float, right: float, bottom: float, wide: int, tall: int) -> Iterator[Line]:
-    """Borders of the kernel's tiles inside the map, unless they are too close to be told apart."""
+    """Borders of the kernel's tiles inside the map, unless they are too close to distinguish."""
     across, down = _tile_pixels(grid, wide, tall)
     columns = range(1, int((right - left - 1) // across) + 1) if across else ()
     lines = range(1, int((bottom - top - 1) // down) + 1) if down else ()

@@ -85,7 +85,7 @@ def rank(value: float | None) -> float:
     return -1.0 if value is None else float("inf") if value != value else value
 
 
-#: Verdicts, outcomes and severities → level; the others are "warn", such as "verified on drawn data": of no model.
+#: Verdicts, outcomes and severities → level. All others are "warn", such as "verified on drawn data" (without a model).
 _LEVELS = {
     **dict.fromkeys(("passed", "verified", "clean", "note"), "good"),
     **dict.fromkeys(("failed", "mismatch", "wrong", "refused", "error"), "bad"),

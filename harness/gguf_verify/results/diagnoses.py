@@ -78,7 +78,7 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
         verdict: "another definition", "known fault", "another order", "out of range" or "unknown".
         wrong, outputs: number of wrong outputs, and of all.
         definitions: other definitions within whose bound all outputs are.
-        faults: the faults that explain the outputs; several cannot be told apart on these data.
+        faults: the faults that explain the outputs; if several, these data cannot distinguish them.
         nearest: the nearest fault, if none explains them.
         out_of_range: why some outputs have no finite exact value; None if all have one.
         culprit: the culprit.

@@ -1,4 +1,4 @@
-"""The bytes rung: does every byte of the file mean to us what it means to llama.cpp?
+"""The bytes rung: do we read every byte of the file as llama.cpp reads it?
 
 The rung is the audit of the file: every byte is owned by exactly one field of the container, our decode of every block
 has the bits of llama.cpp's `to_float`, and other readers see the same tensors. A scale that is not finite is an error
@@ -75,7 +75,7 @@ def check(run: Run, result: RungResult) -> Steps:
 
 
 RUNG = Rung(
-    "bytes", 1, "Does every byte of the file mean to us what it means to llama.cpp?", ("blocks", "values"), check,
+    "bytes", 1, "Do we read every byte of the file as llama.cpp reads it?", ("blocks", "values"), check,
     tuple(COMPUTES),
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 A random matrix is made for each type and shape, quantized by llama.cpp, and laid into a GGUF file of this run's scratch
 folder, so that everything that reads a model reads it. The "graph" is then one product of each matrix and number of
-tokens, which llama.cpp computes outside of any model. Where llama.cpp is not asked (`NoReference`), the weights are
+tokens, which llama.cpp computes outside of any model. Without llama.cpp (`NoReference`), the weights are
 random bits of the type under finite scales, and the kernel is judged by the exact product alone.
 """
 
@@ -93,7 +93,7 @@ class Drawn:
         m, n, k = (max(sizes, default=1) for sizes in (self.m, self.n, self.k))
         for what, size in (("M·K", m * k), ("N·K", n * k), ("M·N", m * n)):
             if size > MOST_VALUES:
-                raise UsageError(f"{what} is {size:,} values; at most {MOST_VALUES:,} are drawn")
+                raise UsageError(f"{what} is {size:,} values; at most {MOST_VALUES:,} are generated")
 
     @property
     def wanted(self) -> frozenset[str] | None:
@@ -192,7 +192,7 @@ class NoReference(Backend):
         self.name, self.title, self.properties = NONE, "no llama.cpp", Started("", "", "")
 
     def describe(self) -> str:
-        return "llama.cpp was not asked"
+        return "llama.cpp was not run"
 
     def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
         return llama_cpu_semantics(fmt)
@@ -247,7 +247,7 @@ class _Session:
         self.llama = _Products(run)
         self.prompt: list[int] = []
         self.note = None if run.backend.compared else (
-            "llama.cpp was not asked: the kernel was judged by exact products alone, also on activations as this "
+            "llama.cpp was not run: the kernel was judged by exact products alone, also on activations as this "
             "project encodes them for llama.cpp"
         )  # fmt: skip
 

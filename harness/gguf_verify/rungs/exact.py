@@ -195,7 +195,7 @@ class OracleDistance:
     def _off(
         self, what: str, theirs: npt.NDArray[np.float64], given: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.bool_]:  # fmt: skip
-        """Which values are too far off, where the two have the same shape; the largest difference is kept."""
+        """Mask of the values that are too far off, if both have the same shape. The largest difference is kept."""
         if theirs.shape != given.shape or not np.isfinite(given).all():
             return np.zeros(given.shape, bool)
         largest = np.abs(given).max(axis=1, keepdims=True)

@@ -23,9 +23,9 @@ class Rung:
         order: rungs are climbed in ascending order; the findings of a lower rung explain those of a higher one.
         question: that the rung answers.
         substance: kinds of checked things; the rung must have checked one of these kinds to pass.
-        check: does the work, and records its findings in the result. It may be a generator (see `Steps`): whoever
-            climbs it can report failures early, or end it between two steps. Raises EnvironmentFault if this machine
-            cannot go on (llama.cpp crashed, for example).
+        check: does the work, and records its findings in the result. It may be a generator (see `Steps`): the
+            caller can then report failures early, or end the rung between two steps. Raises EnvironmentFault if this
+            machine cannot go on (llama.cpp crashed, for example).
         computes: the tasks of the kernels that the rung is for.
         whole: with a budget the rung is done completely or not at all; other rungs skip some tensors.
     """

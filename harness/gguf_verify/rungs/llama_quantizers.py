@@ -1,5 +1,5 @@
-"""What the rungs report of the quantizers of a backend of llama.cpp: how often fast math changes a code. A change that
-fast math does not explain fails."""
+"""Figures about the quantizers of llama.cpp's backends: the number of codes that fast math changes. A change that fast
+math does not explain fails."""
 
 from __future__ import annotations
 

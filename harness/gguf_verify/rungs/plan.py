@@ -129,7 +129,7 @@ class Huge:
     @property
     def below(self) -> tuple[tuple[int, int], ...]:
         """(M, N) at which no index of the large operand overflows: `small`; of outputs also as few with the dimension
-        large that is smaller there, so that a limit of that dimension alone is told from an overflow."""
+        large that is smaller there, to distinguish a limit of that dimension from an overflow."""
         m, n = self.small
         if self.what != "M·N":
             return (self.small,)
@@ -142,8 +142,8 @@ class Huge:
 
 
 def huge(domain: Domain, unit: int, row: float, token: float) -> list[Huge]:
-    """Products whose outputs, weights or activations pass 2^31, and 2^32, in values and in bytes, as far as the domain
-    has such.
+    """Products whose outputs, weights or activations pass 2^31, and 2^32, in values and in bytes, if the domain has
+    such products.
 
     Args:
         unit: K is a multiple of this.

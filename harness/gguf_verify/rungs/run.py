@@ -184,7 +184,7 @@ class Run:
             return None
         # each of the tensor's matrices (experts) has its second dimension as rows
         why = self.kernel.domain.outside(rows_of_matrix(tensor), tensor.k, self.kernel.host.sm)
-        return None if why is None else f"kernel {self.kernel.name} is not asked: {why}"
+        return None if why is None else f"kernel {self.kernel.name} is not called: {why}"
 
     def wants(self, name: str) -> bool:
         """Whether `--tensor` selects this tensor."""

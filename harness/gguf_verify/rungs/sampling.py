@@ -1,4 +1,4 @@
-"""Which rows of a large matrix are judged element by element, and how its whole outputs are checked all the same.
+"""Samples of large matrices: the rows that are judged element by element, and the checks of whole outputs.
 
 A small matrix is judged whole, and so is every one with `--thorough`. Of a large one runs of rows are judged: the
 first, the last, and random ones, one in each stretch between these. The whole outputs are checked by random

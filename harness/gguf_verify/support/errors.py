@@ -47,7 +47,7 @@ class HarnessError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal other than SIGINT asked the process to end."""
+    """A signal other than SIGINT requested the end of the process."""
 
     def __init__(self, signal: str) -> None:
         super().__init__(signal)

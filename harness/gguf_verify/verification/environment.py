@@ -99,7 +99,7 @@ def completed(environment: Environment, run: Run, wait: bool = True) -> Environm
 
 
 def _sandbox(run: Run) -> sandbox.Sandbox:
-    """How llama.cpp is confined, and the kernel where that is otherwise."""
+    """The confinement of llama.cpp and, if it differs, of the kernel."""
     found, of_kernel = sandbox.current(), run.kernel.sandbox
     if of_kernel in (None, found):
         return found

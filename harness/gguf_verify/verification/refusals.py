@@ -22,9 +22,9 @@ def check_request(request: Request) -> None:
         known_rungs(rungs)
     if isinstance(request.path, Drawn):
         if left := [name for name in rungs or () if name not in DRAWN_RUNGS]:
-            raise UsageError(f"the {left[0]} rung needs a model; on drawn data there are: {', '.join(DRAWN_RUNGS)}")
+            raise UsageError(f"the {left[0]} rung needs a model; on random data there are: {', '.join(DRAWN_RUNGS)}")
         if (request.source, request.waivers, options.save_case) != (None, None, ""):
-            raise UsageError("a source, waivers and a saved case belong to a model, not to drawn data")
+            raise UsageError("a source, waivers and a saved case belong to a model, not to random data")
     check_reference(request.path, options)
     if request.source_text is not None and request.source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")

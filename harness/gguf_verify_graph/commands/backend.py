@@ -117,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--repack",
         action="store_true",
-        help="let llama.cpp repack the weights, its own default; it crashes on some machines",
+        help="let llama.cpp repack the weights, as it does by default; repacking crashes on some machines",
     )
     add("-x", "--exitfirst", action="store_true", help="stop at the first wrong node")
     add("-v", "--verbose", action="store_true", help="show every recorded node, and llama.cpp's log on stderr")

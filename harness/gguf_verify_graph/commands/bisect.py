@@ -1,4 +1,4 @@
-"""`gguf-verify bisect MODEL.gguf --good A --bad B`: find the first build of llama.cpp that computes a graph wrong."""
+"""`gguf-verify bisect MODEL.gguf --good A --bad B`: find the first llama.cpp that computes a graph incorrectly."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="gguf-verify bisect",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="gguf-verify bisect MODEL.gguf --good BUILD --bad BUILD [options] [-- options of a run]",
-        description="Find the first build of llama.cpp that computes a model's graph wrong, or the first version of "
-        "NVRTC that compiles a kernel wrong.",
+        description="Find the first build of llama.cpp that computes a model's graph incorrectly, or the first version "
+        "of NVRTC that compiles a kernel incorrectly.",
         epilog=_EPILOG,
     )
     add = parser.add_argument
@@ -196,4 +196,4 @@ def _check_reports(args: argparse.Namespace, made: argparse.Namespace) -> None:
     check_outputs(args.outputs, files_of([*vars(made).values()]))
 
 
-COMMAND = Command("bisect", "find the first build of llama.cpp that computes a graph wrong", build_parser, run)
+COMMAND = Command("bisect", "find the first build of llama.cpp that computes a graph incorrectly", build_parser, run)

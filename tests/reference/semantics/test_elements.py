@@ -169,7 +169,7 @@ def test_a_matrix_that_no_node_uses_is_not_passed_over(made: Callable[..., Path]
         "cls.weight",
     ]
     assert {left.why for left in report.rungs[1].unverified} == {"no node of the graph used it for this prompt"}
-    assert len([n for n in report.rungs[0].notes if "checked on another's activations" in n]) == 2
+    assert len([n for n in report.rungs[0].notes if "checked on another tensor's activations" in n]) == 2
 
 
 def test_only_harmless_uses_count_as_no_product() -> None:

@@ -136,8 +136,8 @@ def test_what_a_kernel_does_not_take_is_no_pass(capsys: pytest.CaptureFixture[st
         (["-K", "40"], "-K 40 is no whole number of Q4_0 blocks of 32 values; -K 64 is"),
         (["-M", "0"], "-M must be at least 1"),
         (["-M", "many"], "'many' is neither a number nor a comma-separated list of numbers"),
-        (["-N", "999999999", "-K", "320"], "N·K is 319,999,999,680 values; at most 67,108,864 are drawn"),
-        (["--rungs", "tokens"], "the tokens rung needs a model; on drawn data there are: blocks, layers"),
+        (["-N", "999999999", "-K", "320"], "N·K is 319,999,999,680 values; at most 67,108,864 are generated"),
+        (["--rungs", "tokens"], "the tokens rung needs a model; on random data there are: blocks, layers"),
         (["--tensor", "attn"], "no tensor matches 'attn'"),
         (["--reference", "vulkan"], "--reference: no device is called vulkan: there is CPU"),
         (["--waivers", "w.toml"], "unknown option --waivers"),
@@ -165,7 +165,7 @@ def test_no_certificate_and_no_case_is_made_of_drawn_data(tmp_path: Path) -> Non
     assert report.verdict != "verified"
     with pytest.raises(EnvironmentFault, match="no certificate: the run used random data"):
         certify(report, None, None, ())
-    with pytest.raises(UsageError, match="belong to a model, not to drawn data"):
+    with pytest.raises(UsageError, match="belong to a model, not to random data"):
         verify(SMALL, NUMPY, options=Options(save_case=str(tmp_path / "case"), progress=False))
     with pytest.raises(UsageError, match="`gguf-verify kernel` can"):
         verify(FIXTURES / "tiny-Q4_0.gguf", NUMPY, options=Options(reference="none", progress=False))

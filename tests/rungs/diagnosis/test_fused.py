@@ -30,7 +30,7 @@ def operands(*names: str) -> tuple[Semantics, Any, Any, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("names", "wrong", "said"),
     [
-        (("bias",), lambda w, x, o: multiplied(FMT, w, x), "bias is left out"),
+        (("bias",), lambda w, x, o: multiplied(FMT, w, x), "bias is omitted"),
         (("residual",), lambda w, x, o: multiplied(FMT, w, x) + 2 * o["residual"], "residual is done twice"),
         (
             ("scale", "bias"),
@@ -38,7 +38,7 @@ def operands(*names: str) -> tuple[Semantics, Any, Any, dict[str, Any]]:
             "bias comes before scale",
         ),
         (("scale", "bias"), lambda w, x, o: multiplied(FMT, w, x), "no fused operation is applied"),
-        (("accumulate",), lambda w, x, o: multiplied(FMT, w, x), "accumulate is left out"),
+        (("accumulate",), lambda w, x, o: multiplied(FMT, w, x), "accumulate is omitted"),
         (
             ("silu_gate",),
             lambda w, x, o: silu(multiplied(FMT, o["up"], x)) * multiplied(FMT, w, x),

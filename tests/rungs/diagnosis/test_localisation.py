@@ -111,7 +111,7 @@ def test_a_single_block(b: int, values: bool) -> None:
 def test_several_blocks() -> None:
     who, _ = found(lambda terms, y: y + 0.01 * terms[..., 3] + 0.02 * terms[..., 6])
     assert who == Blame(3, alone=True, only=False, blocks=8)
-    assert list(along_k([who])) == ["along K: wrong from block 3 on, with that block and without it"]
+    assert list(along_k([who])) == ["along K: wrong from block 3 on, not only in that block"]
 
 
 @pytest.mark.parametrize("m", [0, 3, 8])
@@ -191,7 +191,7 @@ def report_of(tmp_path: Path, old: str, new: str, file: str = NAIVE) -> tuple[Re
         ("wb[b].unpack(s, q)", "wb[b == 2 && i % N == 37 ? 1 : b].unpack(s, q)", (37, 0, 2),
          ["rows 37", "along K: only block 2 is wrong of 8"]),
         ("y[i] = acc", "y[i] = i / N >= 3 ? acc * 1.01f : acc", (0, 3, 0),
-         ["tokens 3 to the last", "along K: wrong from block 0 on, with that block and without it"]),
+         ["tokens 3 to the last", "along K: wrong from block 0 on, not only in that block"]),
         ("y[i] = acc", "y[i] = i % 32 == 5 ? 0.0f : acc", (5, 0, 0),
          ["rows 5 of every 32 (tiles or warps of 32)", "along K: wrong from block 0 on"]),
         ("b < nb; ++b", "b < nb - 1; ++b", (0, 0, 7),

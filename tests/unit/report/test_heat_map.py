@@ -113,7 +113,7 @@ def test_text_loses_no_wrong_cell() -> None:
         assert labelled[16][0] == "x"
         assert sum(c not in right for line in cells for c in line) == 4
         assert lines[-1].count(";") == (4 if blocks else 3)
-        assert "right" in lines[-1]
+        assert "correct" in lines[-1]
     for line in as_text(mixed())[1:]:
         assert line.replace("×", "x").replace("…", ".").isascii()
 
@@ -133,7 +133,7 @@ def test_lines_that_look_the_same_are_one() -> None:
     ratio[5:] = 50
     lines = as_text(made(ratio, ratio > 1))
     assert [line.split() for line in lines[2:-1]] == [["token", "0", "........"], ["token", "5", "11111111"]]
-    assert lines[-1] == ". right; 1: over the bound by that power of 10"
+    assert lines[-1] == ". correct; 1: over the bound by that power of 10"
 
 
 def test_svg_tells_each_cell() -> None:

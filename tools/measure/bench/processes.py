@@ -66,7 +66,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def fetched(pid: int) -> int:
-    """Bytes that a process had to fetch from storage; 0 where that is not told."""
+    """Bytes that a process had to fetch from storage; 0 if the system does not report it."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))

@@ -113,7 +113,7 @@ class Probe:
         }
 
     def launch(self, host: Host, blocks: int, turns: int) -> Launched:
-        """Prepare launches of so many blocks. Raises EnvironmentFault."""
+        """Prepare launches of `blocks` thread blocks. Raises EnvironmentFault."""
         of = self.source
         kernel = host.load(of.root, of.file, of.entry, of.defines, of.target)
         y = host.output(4 * self.rows * self.tokens)

@@ -344,7 +344,7 @@ class _Edits:
         code = self.code
         for first, end in self._expressions():
             old = self._text(first, end)
-            if code[first].text not in _BARRIERS:  # these are left out already
+            if code[first].text not in _BARRIERS:  # these are omitted already
                 yield self._mutant(code[first], "statement-left-out", old, "", first)
             if self._in_a_head(first):
                 continue

@@ -35,7 +35,7 @@ def _values_at_the_end(case: Case, weight: float) -> Variants:
 
 @fault(
     "end-of-k-dropped",
-    "the end of K is left out",
+    "the end of K is skipped",
     "make the loop over K cover its last tile",
 )
 def end_of_k_dropped(case: Case) -> Variants:

@@ -141,7 +141,7 @@ class _TooLarge(Exception):
 
 
 class _Room:
-    """How much may still be copied."""
+    """The amount that may still be copied."""
 
     def __init__(self) -> None:
         self.files, self.nbytes, self._end = MOST_FILES, MOST_BYTES, time.monotonic() + MOST_SECONDS

@@ -41,8 +41,8 @@ STYLES = {
 def rendered(parts: Iterable[RenderableType], form: Form) -> str:
     """The parts one below the other, as text that ends with a line feed; no line ends with spaces.
 
-    Tables are fitted to the width, as far as their columns let them. Other lines are left to the terminal, so that what
-    is copied from it stays whole.
+    Tables are fitted to the width if their columns permit. The terminal wraps other lines, so that copied text stays
+    whole.
     """
     console = Console(
         file=io.StringIO(), width=_ENDLESS, force_terminal=form.colour, no_color=not form.colour,

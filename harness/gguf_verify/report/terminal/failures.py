@@ -247,13 +247,13 @@ _BLOCKS = {".": "·", **dict.fromkeys("0", "░"), **dict.fromkeys("12", "▒"),
 
 _SHADES = {"░": "1 to 10", "▒": "10 to 1,000", "▓": "1,000 to 10⁶", "█": "10⁶ and more"}
 
-_LEGEND = ((".", ". right"), ("x", "x within the bound, but wrong in its bits or its score"), ("#", "# not finite"))
+_LEGEND = ((".", ". correct"), ("x", "x within the bound, but wrong in its bits or its score"), ("#", "# not finite"))
 
 
 def as_text(grid: Grid, blocks: bool = False) -> list[str]:
     """The map of a GEMM in at most 15 lines of plain characters, or with block characters.
 
-    Neighbouring lines that look the same are drawn once. `.` is right; a digit is the power of ten by which the worst
+    Neighbouring lines that look the same are drawn once. `.` is correct; a digit is the power of ten by which the worst
     of the cell exceeds the bound; `x` is within it and wrong in its bits or its score; `#` is not finite.
     """
     drawn = [list(map(_plain, line)) for line in grid.cells]

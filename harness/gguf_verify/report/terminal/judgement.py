@@ -64,7 +64,7 @@ def _by(j: Judged) -> str:
     elif j.definition in j.fitting:
         words = f"{j.definition}, which fits"
         others = [name for name in j.fitting if name != j.definition]
-        words += f" ({', '.join(others)} cannot be told from it on some of these data)" if others else ""
+        words += f" ({', '.join(others)} cannot be distinguished from it on some of these data)" if others else ""
     else:
         words = f"{j.definition}; no definition fits" if j.candidates else "nothing"
     return words + (f"; {j.ambiguous:,} ambiguous codes widen the bound" if j.ambiguous else "")

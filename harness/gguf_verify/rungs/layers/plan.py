@@ -1,5 +1,5 @@
-"""Which GEMMs of the graph are judged, and how: llama.cpp's capture is followed, and for each product it is decided
-what is done with it beside the product itself. Nothing is judged here."""
+"""The plan of the layers rung: it follows llama.cpp's capture of the graph, and decides which GEMMs are judged and
+which further calls are made with each. Nothing is judged here."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Codes(TaskJudge):
         self._like = x if np.isfinite(x).all() else self._like
         domain = self.kernel.domain
         if (why := domain.outside(domain.n.up(1) or 1, x.shape[1])) is not None:
-            self.result.leave(tensor.name, f"kernel {self.kernel.name} is not asked: {why}")
+            self.result.leave(tensor.name, f"kernel {self.kernel.name} is not called: {why}")
             return
         at = 0
         for wanted, given in domain.m.parts(len(x)):

@@ -62,7 +62,7 @@ def check(run: Run, result: RungResult) -> Steps:
         return
     only, plain = begin_alone(run, result), run.kernel.neutral()
     if plain is None:
-        result.leave_all("tokens", "what the kernel fuses behind its products cannot be left out")
+        result.leave_all("tokens", "the operations that the kernel fuses behind its products cannot be disabled")
         return
     if plain is not run.kernel:
         result.note("what the kernel fuses was given operands that change nothing")

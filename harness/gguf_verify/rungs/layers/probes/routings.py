@@ -119,9 +119,7 @@ class RoutingProbes:
             if only is not None and only.number != number:
                 continue
             if wrong >= _MOST_WRONG:
-                self._result.note(
-                    f"{self._fmt.name}: further routings were left out, since the kernel is wrong already"
-                )
+                self._result.note(f"{self._fmt.name}: further routings were skipped, since the kernel is already wrong")
                 break
             if run.budget.spent:
                 self._result.leave(f"routings of {self._fmt.name}", run.budget.words, self._tensor.name)
@@ -236,7 +234,7 @@ class RoutingProbes:
         return right
 
     def _whose(self, probe: _Probe, expert: int, y: Floats, given: Bytes, keys: Bytes) -> str:
-        """Which other expert's product a wrong slot holds, float32[N], of activations uint8[1, row bytes]; in words,
+        """The other expert whose product a wrong slot holds, float32[N], of activations uint8[1, row bytes]; in words,
         "" where it is none's."""
         if not y.any():
             return " (the whole slot is zero)"
