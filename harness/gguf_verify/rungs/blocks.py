@@ -155,7 +155,7 @@ def _plan(
         elif tensor.k not in rows_by_width:
             said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:
-            said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
+            said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another tensor's activations")
             task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
         yield Step(said, task)
     end = Step[BlocksTask]()
