@@ -341,7 +341,7 @@ def test_reports_list_fused_nodes() -> None:
     some = Varying(operation="RMS_NORM + MUL", node="norm-0", device="Vulkan0", fused=(), **usual)
     assert graph(varying=(none,)).verdict == "verified"
     assert graph_words.varying(none) == (
-        "same bits", "nodes fused: in all 120 outputs; seen to be fused: ROPE + SET_ROWS (3)",
+        "same bits", "nodes fused: in all 120 outputs; fused: ROPE + SET_ROWS (3)",
     )  # fmt: skip
     assert graph_words.varying(some) == (
         "other bits", "nodes fused: first at RMS_NORM + MUL norm-0 on Vulkan0 (of 120 outputs that were compared)",

@@ -224,7 +224,7 @@ def test_all_files_are_written_when_a_run_is_interrupted(
             if isinstance(event, RungBegins) and event.rung.name == "blocks":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("gguf_verify.cli.runs.verify.Live", Signals)
+    monkeypatch.setattr("gguf_verify.cli.runs.live.Live", Signals)
     out, page = tmp_path / "r.json", tmp_path / "r.html"
     arguments = [
         str(Q4_0),
