@@ -67,6 +67,8 @@ _MOST_LISTED, _MOST_FILES = 1 << 22, 10_000
 _UNIT = "unit.cpp"
 #: Placeholder for the folder of the kernels in a list of files.
 _ROOT = "{root}"
+#: This installation's `kernels/` in a list of files.
+_KERNELS = "{kernels}"
 
 
 class Built(NamedTuple):
@@ -187,7 +189,7 @@ def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile
 def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
     special = () if how is None else (how.__name__, *CHECKS)
     if FOREIGN in unit:
-        special += ("-Wa,--MD",)  # older lists lack what the assembler read
+        special += ("-Wa,--MD", _KERNELS)  # older lists lack what the assembler read, or name another installation
     # modules that modify a compiler's output
     writers = (Path(__file__).with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
     ours = combined((module.name, file_digest(module)) for module in writers)
@@ -205,7 +207,12 @@ def _list(key: Sequence[str], files: Sequence[str], root: Path) -> bool:
     """Cache the list of files, unless one of them cannot be read: then the build cannot be found again."""
     readable = all(file_digest(path) is not None for path in files)
     if readable:
-        names = [path.replace(f"{root}/", f"{_ROOT}/", 1) if path.startswith(f"{root}/") else path for path in files]
+        # other installations of this project share the cache: the list names neither folder
+        places = {f"{root}/": f"{_ROOT}/", f"{kernel_root()}/": f"{_KERNELS}/"}
+        names = [
+            next((new + path[len(old) :] for old, new in places.items() if path.startswith(old)), path)
+            for path in files
+        ]
         kept(key, ".json", json.dumps(names).encode())
     return readable
 
@@ -215,7 +222,8 @@ def _listed(key: Sequence[str]) -> tuple[str, ...] | None:
     with contextlib.suppress(ValueError, RecursionError):
         names = json.loads(taken(key, ".json") or b"null")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return tuple(names)
+            own = f"{kernel_root()}/"
+            return tuple(own + name[len(_KERNELS) + 1 :] if name.startswith(f"{_KERNELS}/") else name for name in names)
     return None
 
 
