@@ -190,6 +190,9 @@ def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | Non
     special = () if how is None else (how.__name__, *CHECKS)
     if FOREIGN in unit:
         special += ("-Wa,--MD", _KERNELS)  # older lists lack what the assembler read, or name another installation
+        # a file that is new beside the source may be included now, and no earlier list has it
+        beside = sorted(path for path in (root / "cpu").rglob("*") if path.is_file())
+        special += (combined((str(path.relative_to(root)), file_digest(path)) for path in beside),)
     # modules that modify a compiler's output
     writers = (Path(__file__).with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
     ours = combined((module.name, file_digest(module)) for module in writers)

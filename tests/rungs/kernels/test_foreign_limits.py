@@ -67,6 +67,15 @@ def test_a_source_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert len(commands) == 2  # the compiler and the linker
 
 
+def test_a_header_that_is_new_beside_the_source_is_compiled(tmp_path: Path) -> None:
+    """No list of files that an earlier compilation read has it."""
+    include = '#if __has_include("tune.h")\n#include "tune.h"\n#else\n#define TUNED 3.0f\n#endif\n'
+    text = include + KERNEL.format(bounds="", body=f"y[0] = TUNED;  // {uuid4()}")
+    assert launched(compiled(tmp_path, text), 1) == 3
+    (tmp_path / "tune.h").write_text("#define TUNED 4.0f\n")
+    assert launched(compiled(tmp_path, text), 1) == 4
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVRTC compiles what is compiled for the CPU."""
