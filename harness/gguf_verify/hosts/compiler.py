@@ -67,8 +67,6 @@ _MOST_LISTED, _MOST_FILES = 1 << 22, 10_000
 _UNIT = "unit.cpp"
 #: Placeholder for the folder of the kernels in a list of files.
 _ROOT = "{root}"
-#: This installation's `kernels/` in a list of files.
-_KERNELS = "{kernels}"
 
 
 class Built(NamedTuple):
@@ -154,6 +152,9 @@ def build(
 ) -> bytes:
     """Return the shared library of a translation unit, compiled unless the cache has it.
 
+    A foreign source is compiled each time: a file that was looked for and not found, and exists now, is in no list of
+    the files that were read.
+
     Args:
         root: the folder of the kernels. It is on the include path, as are the tables of `gguf_verify.hosts.tables`.
         unit: C++ source.
@@ -164,12 +165,14 @@ def build(
     Raises EnvironmentFault with the compiler's first error, or if a source changes while it is compiled.
     """
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
-    files = None if rebuild else _listed(key)
+    foreign = FOREIGN in unit
+    files = None if rebuild or foreign else _listed(key)
     if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
-        _note(root, files, options, how)
         return content
     built = _bound(root, unit, options, how or _compile)
-    _note(root, built.files, options, how)
+    if foreign:
+        _note(root, built.files, options, how)
+        return built.content
     _list(key, built.files, root)
     return kept(_entry(key, built.files, root), suffix, built.content)
 
@@ -182,17 +185,12 @@ def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile
     if (foreign := as_foreign(root)) is None:
         return
     flags = _flags_of_prelude([*CHECKS, *options] if how is _compile_checked else options)
-    hosts = set(_of_prelude(flags))
+    hosts = set(_listed(_precompiled_key(_WITH_PRELUDE, flags)) or ())
     foreign.note(path for path in files if not path.startswith(f"{_ROOT}/") and path not in hosts)
 
 
 def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
     special = () if how is None else (how.__name__, *CHECKS)
-    if FOREIGN in unit:
-        special += ("-Wa,--MD", _KERNELS)  # older lists lack what the assembler read, or name another installation
-        # a file that is new beside the source may be included now, and no earlier list has it
-        beside = sorted(path for path in (root / "cpu").rglob("*") if path.is_file())
-        special += (combined((str(path.relative_to(root)), file_digest(path)) for path in beside),)
     # modules that modify a compiler's output
     writers = (Path(__file__).with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
     ours = combined((module.name, file_digest(module)) for module in writers)
@@ -210,12 +208,7 @@ def _list(key: Sequence[str], files: Sequence[str], root: Path) -> bool:
     """Cache the list of files, unless one of them cannot be read: then the build cannot be found again."""
     readable = all(file_digest(path) is not None for path in files)
     if readable:
-        # other installations of this project share the cache: the list names neither folder
-        places = {f"{root}/": f"{_ROOT}/", f"{kernel_root()}/": f"{_KERNELS}/"}
-        names = [
-            next((new + path[len(old) :] for old, new in places.items() if path.startswith(old)), path)
-            for path in files
-        ]
+        names = [path.replace(f"{root}/", f"{_ROOT}/", 1) if path.startswith(f"{root}/") else path for path in files]
         kept(key, ".json", json.dumps(names).encode())
     return readable
 
@@ -225,8 +218,7 @@ def _listed(key: Sequence[str]) -> tuple[str, ...] | None:
     with contextlib.suppress(ValueError, RecursionError):
         names = json.loads(taken(key, ".json") or b"null")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            own = f"{kernel_root()}/"
-            return tuple(own + name[len(_KERNELS) + 1 :] if name.startswith(f"{_KERNELS}/") else name for name in names)
+            return tuple(names)
     return None
 
 
@@ -494,7 +486,8 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
         if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
             # GCC does not list the files of a precompiled header.
-            of_header = _of_prelude(plain) if foreign else _listed(_precompiled_key(header.read_text(), plain)) or ()
+            # A foreign source need not name them: they are the emulator's, and its object is not kept.
+            of_header = () if foreign else _listed(_precompiled_key(header.read_text(), plain)) or ()
         else:
             command += ["-include", str(emulator / _PRELUDE)] if foreign else []
             done = _run(command, root, folder)  # again, so that errors only concern the unit
@@ -525,12 +518,6 @@ def _predefined(path: str, flags: tuple[str, ...]) -> dict[str, str]:
     listed = _run([path, *flags, "-dM", "-E", "-x", "c++", os.devnull]).stdout.splitlines()
     found = (line.removeprefix("#define ").partition(" ") for line in sorted(listed))
     return {name: value for name, _, value in found if "(" not in name}
-
-
-def _of_prelude(flags: Sequence[str]) -> tuple[str, ...]:
-    """Return the files of the precompiled prelude: the emulator's own ones, not their copies beside a source."""
-    listed = _listed(_precompiled_key(_WITH_PRELUDE, flags)) or ()
-    return tuple(path.replace(f"{_ROOT}/", f"{kernel_root()}/", 1) for path in listed)
 
 
 def _plain(options: Sequence[str]) -> list[str]:

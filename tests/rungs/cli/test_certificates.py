@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -16,7 +15,6 @@ from gguf_verify.certificates.materials import Materials, collect
 from gguf_verify.kernels.foreign.names import Further
 from gguf_verify.support.errors import UsageError
 from tests.support.certificates import allowed, key
-from tests.support.project_copy import ProjectCopy
 from tests.support.tools import FIXTURES, ROOT
 
 
@@ -176,20 +174,3 @@ def test_a_shipped_kernel_is_its_sources(tmp_path: Path) -> None:
     assert made_of.shipped
     assert "kernels/gemm/q8_1/01_naive.cu" in made_of.kernel
     assert len(made_of.kernel) == sum(path.is_file() for path in (ROOT / "kernels").rglob("*"))
-
-
-def test_installations_that_share_the_cache_list_the_same_files(tmp_path: Path) -> None:
-    """A library that another installation compiled does not add that installation's emulator to the kernel's files."""
-    copy = ProjectCopy(tmp_path / "project")
-    source = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
-    (tmp_path / "my.cu").write_text(f"// {uuid4()}, so no run before has compiled it\n{source}")
-    arguments = (
-        FIXTURES / "tiny-Q4_0.gguf", "--kernel", f"{tmp_path}/my.cu:gemm", "--host", "cpu", "--rungs", "blocks",
-        "--tensor", "blk.0.attn_k", "--probes", "brief", "--certificate",
-    )  # fmt: skip
-    others, ours = tmp_path / "others.json", tmp_path / "ours.json"
-    for done in (copy.cli(*arguments, others), gguf_verify(ROOT, *arguments, ours)):
-        assert done.returncode == 0, done.stdout + done.stderr
-    names = [{Path(each["name"]).name for each in json.loads(path.read_text())["subject"]} for path in (others, ours)]
-    assert names[0] == names[1]
-    assert len(names[1]) == 2  # the model and the kernel

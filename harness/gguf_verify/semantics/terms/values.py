@@ -64,7 +64,7 @@ class ValueTerm(Term):
         wide, off = self.values(fmt, w)
         bits = None
         if order is not None:
-            if self.weights != "float32" and accumulation.name != "float16":
+            if self.weights != "float32" and not (self.order_known and accumulation.name == "float16"):
                 raise ValueError(f"no definition states the order {order} for values of activations")
             bits = self.bits(accumulation, fmt, w, x, order)
         made = of_values(x.wide, wide, term_values(fmt), accumulation, bits)
