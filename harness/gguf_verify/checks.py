@@ -74,6 +74,7 @@ CHECKS: tuple[CheckClass, ...] = (
     CheckClass("walls", "reads outside of operands"),
     CheckClass("races", "races (checked build)", (CHECKED,)),
     CheckClass("alignment", "misaligned accesses"),
+    CheckClass("code", "all of the kernel's code"),
     CheckClass("again", "products made again", (AGAIN,), _PRODUCTS),
     CheckClass("sandbox", "confinement of untrusted processes", of_kernel=False),
 )

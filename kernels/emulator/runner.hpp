@@ -1203,5 +1203,34 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     return (outcome == DONE || outcome == UNLIKE_A_GPU) && report->n_findings ? FOUND : outcome;
 }
 
+// ---- the code that was executed ------------------------------------------------------------------------------------
+
 }  // namespace cuda_on_cpu
+
+// A unit that is compiled to count what it executes (hosts/compiler.py, `COUNTS`) has one entry in this section, and
+// libgcov is linked with it.
+struct gcov_info;
+extern "C" __attribute__((weak, visibility("hidden"))) const gcov_info* const __start_gguf_verify_counters[];
+extern "C" __attribute__((weak, visibility("hidden"))) const gcov_info* const __stop_gguf_verify_counters[];
+extern "C" __attribute__((weak)) void __gcov_info_to_gcda(const gcov_info* info, void (*name)(const char*, void*),
+                                                          void (*write)(const void*, unsigned, void*),
+                                                          void* (*allocate)(unsigned, void*), void* context);
+
+// Writes the counters as gcov reads them, as far as there is room, and returns their size in bytes; 0: nothing counts.
+extern "C" __attribute__((visibility("default"))) uint64_t cuda_on_cpu_counters(uint8_t* to, uint64_t room) {
+    struct Writer {
+        uint8_t* to;
+        uint64_t room, size;
+    } writer{to, room, 0};
+    const auto write = [](const void* bytes, unsigned size, void* context) {
+        Writer& w = *(Writer*)context;
+        if (w.size + size <= w.room) memcpy(w.to + w.size, bytes, size);
+        w.size += size;
+    };
+    const auto name = [](const char*, void*) {};
+    const auto allocate = [](unsigned size, void*) { return malloc(size); };
+    if (__gcov_info_to_gcda && __start_gguf_verify_counters && __start_gguf_verify_counters != __stop_gguf_verify_counters)
+        __gcov_info_to_gcda(*__start_gguf_verify_counters, name, write, allocate, &writer);
+    return writer.size;
+}
 #include "callbacks.hpp"

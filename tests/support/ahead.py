@@ -17,7 +17,7 @@ from gguf_verify.distributed.audits import ContentsOf, OpenAudit
 from gguf_verify.distributed.worker import Place
 from gguf_verify.processes.sandbox import environment
 from gguf_verify.report.json import of_run
-from gguf_verify.results.environment import OpenedFiles
+from gguf_verify.results.environment import Observed
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.blocks import BlocksTask
 from gguf_verify.rungs.budget import Budget
@@ -32,7 +32,7 @@ class Ahead:
     """As processes elsewhere: a task is judged with what was known when it was given out, `n` steps before it is
     merged; what goes there and what comes back is pickled."""
 
-    scans, opened = True, OpenedFiles()
+    scans, observed = True, Observed()
 
     def __init__(self, n: int) -> None:
         self.wanted = n
@@ -149,7 +149,7 @@ class OpenNothing:
     """As `worker.Budgeted`, of a worker that has nothing open."""
 
     budget: Budget = field(default_factory=Budget)
-    opened_here: OpenedFiles = field(default_factory=OpenedFiles)
+    observed_here: Observed = field(default_factory=Observed)
 
 
 @dataclass(frozen=True)

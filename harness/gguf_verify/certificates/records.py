@@ -84,6 +84,7 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
         beside: type → the project's kernel that multiplied matrices of that type in its place.
         system: path → digest of each system file that its loader and its compilers opened; absent for a kernel of this
             project.
+        coverage: the code that the run executed; absent for a kernel of this project.
     """
 
     name: str
@@ -97,6 +98,7 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
     covers: tuple[str, ...]
     beside: dict[str, str]
     system: dict[str, Sha256] | msgspec.UnsetType = msgspec.UNSET
+    coverage: CodeCoverage | msgspec.UnsetType = msgspec.UNSET
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,6 +216,12 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "whole outputs by random combinations of rows; the verdict says what these can miss",
     )
     add(
+        "--require-coverage",
+        action="store_true",
+        help="exit code 5 unless each line and each way of a branch of the kernel's source was executed, or is marked: "
+        "// gguf-verify: unreachable because …",
+    )
+    add(
         "--sanitize",
         action="store_true",
         help="check launches for races and invalid accesses, even with --probes brief; on a GPU by "
@@ -272,6 +278,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "budget": args.budget,
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
         "thorough": args.thorough,
+        "require_coverage": args.require_coverage,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
         "exact_on": args.exact_on, "llama": "" if args.llama is None else str(args.llama),

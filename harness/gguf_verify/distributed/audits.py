@@ -19,7 +19,7 @@ from ..gguf.mapped import Mapped
 from ..gguf.model import Model, open_model
 from ..llama.library import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
-from ..results.environment import OpenedFiles
+from ..results.environment import Observed
 from ..rungs.budget import Budget
 from ..rungs.pool import Step
 from ..support.errors import EnvironmentFault
@@ -55,8 +55,8 @@ class _WithoutKernel:
     budget: Budget = field(default_factory=Budget, kw_only=True)
 
     @property
-    def opened_here(self) -> OpenedFiles:
-        return OpenedFiles()
+    def observed_here(self) -> Observed:
+        return Observed()
 
 
 class _Examiners:

@@ -94,7 +94,7 @@ class Worker:
         part = getattr(found, "part", None)
         if part is not None:
             part.stages.update(stages.since(before))
-        return Judged(found, on.opened_here)
+        return Judged(found, on.observed_here)
 
     def close(self) -> None:
         """End what was started."""

@@ -279,6 +279,11 @@ class Host(ABC):
         the launch failed.
         """
 
+    def counters(self, kernel: Any, to: npt.NDArray[np.uint8]) -> int:
+        """Write what a kernel's library has counted, as far as there is room; return its size, 0 if it does not
+        count."""
+        return 0
+
     def launch_alone(self, launches: Sequence[Blocks]) -> Written:
         """Run single thread blocks of the launches of a call, one of the last; return the writes of that one.
 

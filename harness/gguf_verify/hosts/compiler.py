@@ -70,10 +70,14 @@ _ROOT = "{root}"
 
 
 class Built(NamedTuple):
-    """A shared library or an object, and the files that it was made from besides the unit and the tables."""
+    """A shared library or an object, and the files that it was made from besides the unit and the tables.
+
+    `notes` are GCC's on the branches of a unit that counts what it executes; empty for another one.
+    """
 
     content: bytes
     files: tuple[str, ...]
+    notes: bytes = b""
 
 
 #: Compiles a unit below the folder of the kernels with further flags. Raises EnvironmentFault.
@@ -152,9 +156,6 @@ def build(
 ) -> bytes:
     """Return the shared library of a translation unit, compiled unless the cache has it.
 
-    A foreign source is compiled each time: a file that was looked for and not found, and exists now, is in no list of
-    the files that were read.
-
     Args:
         root: the folder of the kernels. It is on the include path, as are the tables of `gguf_verify.hosts.tables`.
         unit: C++ source.
@@ -164,17 +165,23 @@ def build(
 
     Raises EnvironmentFault with the compiler's first error, or if a source changes while it is compiled.
     """
+    if FOREIGN in unit:
+        return build_foreign(root, unit, options, how).content
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
-    foreign = FOREIGN in unit
-    files = None if rebuild or foreign else _listed(key)
+    files = None if rebuild else _listed(key)
     if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
         return content
     built = _bound(root, unit, options, how or _compile)
-    if foreign:
-        _note(root, built.files, options, how)
-        return built.content
     _list(key, built.files, root)
     return kept(_entry(key, built.files, root), suffix, built.content)
+
+
+def build_foreign(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> Built:
+    """Compile a foreign source. A file that was looked for and not found, and exists now, is in no list of the files
+    that were read: so it is compiled each time. The arguments and errors are those of `build`."""
+    built = _bound(root, unit, options, how or _compile)
+    _note(root, built.files, options, how)
+    return built
 
 
 def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile | None) -> None:
@@ -452,7 +459,8 @@ def _linked(
         compiled.write_bytes(padded(made.content) if checked else made.content)
         of_runner.write_bytes(content_of_runner)
         # The linker detects a file's type from its content.
-        command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
+        counters = LINK_COUNTING if COUNTS[0] in options else []
+        command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, *counters, "-o", str(built)]
         done = _run(command, root, folder)
         if done.returncode:
             raise _failed(done, command, unit)
@@ -462,7 +470,7 @@ def _linked(
             library = with_extents(library, made.content)
         if FOREIGN in unit:
             library = with_limits(library, made.content)
-        return Built(library, tuple(dict.fromkeys([*made.files, *files])))
+        return Built(library, tuple(dict.fromkeys([*made.files, *files])), made.notes)
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -497,7 +505,8 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
                 _not_precompiled(header)
         read = _read_files(listed, folder)
         also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
-        return Built(read_limited(compiled), (*read, *also, *of_header))
+        notes = read_limited(compiled.with_suffix(".gcno")) if COUNTS[0] in options else b""
+        return Built(read_limited(compiled), (*read, *also, *of_header), notes)
 
 
 def as_without_flags(options: Sequence[str]) -> list[str]:
@@ -525,7 +534,7 @@ def _plain(options: Sequence[str]) -> list[str]:
 
     A precompiled header and the runner must be compiled with the same ones.
     """
-    return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART))]
+    return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART, *COUNTS))]
 
 
 def _flags_of_prelude(options: Sequence[str]) -> list[str]:
@@ -581,6 +590,12 @@ CHECKS = [
 ]  # fmt: skip
 #: Options of an ordinary build if a kernel may wait by volatile reads: the same functions let other threads run.
 WAITS = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0")
+#: Options of a build that counts how often it takes each branch, and those that link it. The files of the emulator and
+#: of the system are not counted. Several operating-system threads may lose counts, but never the first one.
+COUNTS = (
+    "-fprofile-arcs", "-ftest-coverage", "-fprofile-info-section=gguf_verify_counters", "-fprofile-update=single",
+)  # fmt: skip
+LINK_COUNTING = ["-lgcov", "-Wl,-u,__gcov_info_to_gcda"]
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'
 _CHECKED_RUNNER = f"#define CUDA_ON_CPU_CHECKS\n{_RUNNER}"
@@ -601,6 +616,40 @@ def checks_fault() -> str | None:
     if not _is_gcc():
         return f"{compiler_version()} is not GCC"
     return None if platform.system() == "Linux" else "the system is not Linux"
+
+
+@cache
+def counts_fault() -> str | None:
+    """Return why code that is compiled here does not count what it executes, or None if it does."""
+    version = _gcc_version()
+    if version is None:
+        return f"{compiler_version()} is not GCC"
+    if version < 12:
+        return f"GCC {version} is older than 12"
+    return None if gcov() is not None else "gcov, which is a part of GCC, is not installed"
+
+
+def _gcc_version() -> int | None:
+    """Return the major version of GCC, or None if the compiler is another one."""
+    found = re.search(r"\b(\d+)\.\d+\.\d+", (_said_of_version(compiler()).splitlines() or [""])[0])
+    return int(found[1]) if found and _is_gcc() else None
+
+
+@cache
+def gcov() -> str | None:
+    """Return the path of the gcov of the compiler's version; None if it is not installed."""
+    beside = Path(compiler()).resolve().parent
+    for name in (f"gcov-{_gcc_version()}", "gcov"):
+        for path in (shutil.which(name), shutil.which(name, path=str(beside))):
+            if path and re.search(rf"\b{_gcc_version()}\.\d+\.\d+", _said_of_version(path).partition("\n")[0]):
+                return path
+    return None
+
+
+def counted(root: Path) -> list[str]:
+    """Return the options of a build of a foreign source that counts; none if this compiler cannot."""
+    ours = "|".join(re.escape(str(path)) for path in (kernel_root(), emulator_of(root, True), root / CUDA_HEADERS))
+    return [] if counts_fault() else [*COUNTS, f"-fprofile-exclude-files={ours}|/usr/.*"]
 
 
 def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:

@@ -24,13 +24,15 @@ from .compiler import (
     CHECKS,
     FOREIGN,
     ONLY_CALLED,
+    Built,
     as_without_flags,
-    build,
     build_checked,
+    build_foreign,
     checked_library,
     checks_fault,
     compiler,
     compiler_version,
+    counted,
     cpu_name,
     shared_library,
     waits,
@@ -214,7 +216,8 @@ def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
     """Return the function that launches a kernel of a library; `name` is the library's name for `source_lines`."""
     function = getattr(library, f"{entry}_launch")
     function.restype = ctypes.c_int
-    function.library, function.limits = name, LaunchLimits()
+    function.library, function.limits, function.counters = name, LaunchLimits(), library.cuda_on_cpu_counters
+    function.counters.restype = ctypes.c_uint64
     return function
 
 
@@ -283,15 +286,19 @@ class CpuHost(Host):
         options += ONLY_CALLED if author.not_here else ()
         text = _foreign_text(unit, as_without_flags([*(CHECKS if checked else ()), *options]))
         try:
-            code = (build_checked if checked else build)(root, text, options)
+            if checked:
+                built = Built(build_checked(root, text, options), ())
+            else:
+                built = build_foreign(root, text, [*options, *counted(root)])
         except EnvironmentFault as error:
             said = "\n".join([str(error), *error.details])
             if words := [w for symbol, w in author.not_here.items() if re.search(rf"\b{symbol}\b", said)]:
                 raise EnvironmentFault(words[0], details=words if len(words) > 1 else ()) from None
             raise
         named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(unit.entries)}
-        limits = limits_of(code, named, sources, most_shared(architectures(author.flags)))
-        parts = {"code": code, "limits": as_json(limits)}
+        limits = limits_of(built.content, named, sources, most_shared(architectures(author.flags)))
+        parts = {"code": built.content, "limits": as_json(limits)}
+        parts |= {"notes": built.notes} if built.notes else {}
         made = {entry: Artefact(name, parts) for name, entry in named.items()}
         by = compiler_version()
         return made, Compilation(by, "the CPU", ARCH_ON_CPU, unit.entries, (*used, *fixed), tuple(left))
@@ -358,6 +365,9 @@ class CpuHost(Host):
         self.adds_floats = self.adds_floats or bool(report.adds_floats)
         self._raise(outcome, report, buffers, shared)
         return report
+
+    def counters(self, kernel: Any, to: npt.NDArray[np.uint8]) -> int:
+        return int(kernel.counters(ctypes.c_void_p(to.ctypes.data), ctypes.c_uint64(to.size)))
 
     @property
     def runs_alone(self) -> bool:  # type: ignore[override]

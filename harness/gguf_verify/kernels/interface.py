@@ -15,6 +15,7 @@ from ..formats.tensor_types import WeightFormat
 from ..hosts.base import Host, Source, Written
 from ..hosts.schedule import Schedule
 from ..processes.sandbox import Sandbox
+from ..results.coverage import Execution
 from ..results.environment import HostInfo, OpenedFiles
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS
@@ -95,6 +96,15 @@ class Candidate(ABC):
     def opened(self) -> OpenedFiles:
         """The files that its processes and compilers have opened so far; empty for a kernel of this project."""
         return OpenedFiles()
+
+    def executed(self) -> Execution:
+        """The code of its author that its processes have executed so far; empty for a kernel of this project."""
+        return Execution()
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """The sources of its author that are observed: file → text."""
+        return {}
 
     @property
     def domain(self) -> Domain:

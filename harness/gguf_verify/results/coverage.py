@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, zip_longest
 
 import msgspec
+
+from ..support.text import printable
 
 #: Line → whether it was executed; only lines with code.
 Lines = Mapping[int, bool]
@@ -22,13 +26,27 @@ class Executed:
 
     def with_(self, other: Executed) -> Executed:
         """The code that was executed in one or the other."""
-        lines = {line: self.lines.get(line, False) or other.lines.get(line, False) for line in {**self.lines, **other.lines}}
-        branches = {**self.branches}
+        lines, branches = {**self.lines}, {**self.branches}
+        for line, ran in other.lines.items():
+            lines[line] = ran or lines.get(line, False)
         for at, ways in other.branches.items():
-            mine = branches.get(at, ())
-            long, short = (ways, mine) if len(ways) >= len(mine) else (mine, ways)
-            branches[at] = tuple(a or b for a, b in zip(long, (*short, *[False] * len(long)), strict=False))
+            branches[at] = tuple(a or b for a, b in zip_longest(ways, branches.get(at, ()), fillvalue=False))
         return Executed(lines, branches)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The author's code of a kernel that its processes have executed: file → its code.
+
+    `missing` says why nothing, or not everything, is known.
+    """
+
+    files: Mapping[str, Executed] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    def with_(self, other: Execution) -> Execution:
+        """The code that was executed by one or the other."""
+        return Execution(joined((self.files, other.files)), tuple(dict.fromkeys((*self.missing, *other.missing))))
 
 
 def joined(parts: Iterable[Mapping[str, Executed]]) -> dict[str, Executed]:
@@ -41,18 +59,19 @@ def joined(parts: Iterable[Mapping[str, Executed]]) -> dict[str, Executed]:
 
 
 class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that was not executed, or a branch that was executed and always went the same way.
+    """Lines in a row that were not executed, or a branch of an executed line that was not taken each way.
 
     Args:
         file: as its author names it.
-        line: its number, from 1.
-        source: the text of the line, shortened.
+        line, last: the numbers of the first and the last line, from 1.
+        source: the text of the first line, shortened.
         branch: whether it is a branch.
         unreachable: the author's reason why no input reaches it; "" without one.
     """
 
     file: str
     line: int
+    last: int
     source: str
     branch: bool
     unreachable: str = ""
@@ -60,47 +79,107 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The place and the text in one line."""
-        what = "one way only" if self.branch else "never ran"
+        place = f"{self.file}:{self.line}" + (f"–{self.last}" if self.last > self.line else "")
         why = f" (unreachable, says its author: {self.unreachable})" if self.unreachable else ""
-        return f"{self.file}:{self.line} {what}: `{self.source}`{why}"
+        return f"{place} {'went one way only' if self.branch else 'never ran'}: {self.source}{why}"
 
 
 class CodeCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """The code of a kernel that was executed by the calls that were judged.
+    """The code of a kernel's author that the calls of a run executed. Instances of a template are one code.
 
     Args:
-        unobserved: why it is not known; "" if it is. The other fields are then empty.
+        missing: why nothing, or not everything, is known.
         lines, lines_run: number of lines with code, and of those that were executed.
         branches, branches_run: number of branches, and of those that were taken each way.
-        never: what was not executed, in the order of the files, at most MOST_LISTED places.
+        n_never: number of places that were not executed and that the author does not call unreachable.
+        never: the first MOST_LISTED places that were not executed, in the order of the files.
     """
 
-    unobserved: str = ""
+    missing: tuple[str, ...] = ()
     lines: int = 0
     lines_run: int = 0
     branches: int = 0
     branches_run: int = 0
+    n_never: int = 0
     never: tuple[NeverRan, ...] = ()
 
     @property
     def open(self) -> tuple[NeverRan, ...]:
-        """What was not executed, without what its author calls unreachable."""
+        """The listed places that the author does not call unreachable."""
         return tuple(place for place in self.never if not place.unreachable)
 
     @property
     def complete(self) -> bool:
         """Whether all code was executed, or is unreachable."""
-        return not self.unobserved and not self.open
+        return not self.missing and not self.n_never
 
     @property
     def words(self) -> str:
         """The numbers in one line."""
-        if self.unobserved:
-            return f"not observed: {self.unobserved}"
-        said = f"{self.lines_run:,} of {self.lines:,} lines, {self.branches_run:,} of {self.branches:,} branches both ways"
-        marked = len(self.never) - len(self.open)
-        return f"{said}; {marked:,} places are unreachable, says the author" if marked else said
+        said = [f"not observed: {'; '.join(self.missing)}"] if self.missing else []
+        if self.lines:
+            said.insert(0, f"{self.lines_run:,} of {self.lines:,} lines")
+        if self.branches:
+            said.insert(1, f"{self.branches_run:,} of {self.branches:,} branches both ways")
+        marked = sum(bool(place.unreachable) for place in self.never)
+        return ", ".join([*said, f"{marked:,} places unreachable, says the author"] if marked else said)
 
 
 #: Most places that a `CodeCoverage` lists.
 MOST_LISTED = 200
+_MOST_SOURCE = 100
+#: The author's mark on a line, which also holds for the lines behind it that are indented further.
+_MARK = re.compile(r"(?://|#)\s*gguf-verify:\s*unreachable\s+because\s+(.+)")
+
+
+def coverage_of(execution: Execution, texts: Mapping[str, str]) -> CodeCoverage | None:
+    """The coverage of a kernel at the end of a run; None for a kernel of this project.
+
+    Args:
+        texts: the author's files that are observed: file → text.
+    """
+    if not execution.files and not execution.missing and not texts:
+        return None
+    found, lines, branches = list[NeverRan](), list[bool](), list[bool]()
+    for file, executed in sorted(execution.files.items()):
+        lines += executed.lines.values()
+        branches += [all(ways) for ways in executed.branches.values()]
+        found += _never(file, texts.get(file, "").splitlines(), executed)
+    missing = execution.missing or (() if execution.files else ("it was not called",))
+    return CodeCoverage(
+        missing=missing, lines=len(lines), lines_run=sum(lines), branches=len(branches), branches_run=sum(branches),
+        n_never=sum(not place.unreachable for place in found), never=tuple(found[:MOST_LISTED]),
+    )  # fmt: skip
+
+
+def _never(file: str, text: Sequence[str], executed: Executed) -> Iterator[NeverRan]:
+    """What was not executed of a file, in the order of its lines."""
+    marked, places = _marks(text), dict[int, int]()
+    for (ran, _), group in groupby(sorted(executed.lines.items()), lambda item: (item[1], marked.get(item[0]))):
+        run = [line for line, _ in group]
+        places |= {} if ran else {run[0]: run[-1]}
+    branches = {line for (line, _), ways in executed.branches.items() if executed.lines.get(line) and not all(ways)}
+    for line in sorted(branches | places.keys()):
+        yield NeverRan(
+            file=file,
+            line=line,
+            last=places.get(line, line),
+            source=printable(text[line - 1].strip(), _MOST_SOURCE) if line <= len(text) else "",
+            branch=line in branches,
+            unreachable=marked.get(line, ""),
+        )
+
+
+def _marks(text: Sequence[str]) -> dict[int, str]:
+    """Line → the author's reason why it is not reached."""
+    found, inside, why = dict[int, str](), 0, ""
+    for number, line in enumerate(text, 1):
+        indented = len(line) - len(line.lstrip())
+        if mark := _MARK.search(line):
+            why, inside = printable(mark[1].strip(), _MOST_SOURCE), indented
+            found[number] = why
+        elif why and line.strip() and indented <= inside:
+            why = ""
+        elif why:
+            found[number] = why
+    return found

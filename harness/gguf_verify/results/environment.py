@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import msgspec
 
 from ..processes.sandbox import Sandbox
+from .coverage import CodeCoverage, Execution
 from .options import Options
 
 #: The beginning of the line in `KernelInfo.code` that says why CUDA's compiler did not check code that ran on the CPU.
@@ -91,6 +94,18 @@ class OpenedFiles(msgspec.Struct, frozen=True, kw_only=True):
         return OpenedFiles(files=dict(sorted(files.items())), packages=dict(sorted(packages.items())))
 
 
+@dataclass(frozen=True)
+class Observed:
+    """The observations of a kernel's processes: the files that they opened, and the code that they executed."""
+
+    opened: OpenedFiles = field(default_factory=OpenedFiles)
+    execution: Execution = field(default_factory=Execution)
+
+    def with_(self, other: Observed) -> Observed:
+        """Both together."""
+        return Observed(self.opened.with_(other.opened), self.execution.with_(other.execution))
+
+
 class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel that is verified.
 
@@ -109,6 +124,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
         hints: what its declaration may have wrong, by its source, each in a line.
         declares: what it declares beside the name of its definition, in words.
         opened: the files that a foreign kernel is made of.
+        coverage: the code of a foreign kernel that was executed; None for a kernel of this project, and before the end.
     """
 
     name: str
@@ -124,6 +140,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hints: tuple[str, ...] = ()
     declares: tuple[str, ...] = ()
     opened: OpenedFiles = OpenedFiles()
+    coverage: CodeCoverage | None = None
 
     @property
     def declared(self) -> str:

@@ -37,6 +37,7 @@ class Options:
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
         kernel_memory: GiB of memory that a foreign kernel's processes may take together.
+        require_coverage: the kernel is only verified if all of its author's code was executed.
         thorough: judge every element of large matrices, too; else some rows, and all outputs by random combinations.
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
@@ -65,6 +66,7 @@ class Options:
     kernel_time_limit: float = 60.0
     kernel_memory: float = 16.0
     thorough: bool = False
+    require_coverage: bool = False
     probes: Literal["full", "brief"] = "full"
     sanitize: bool = False
     verbose: bool = False

@@ -12,6 +12,7 @@ from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, 
 from ..support.shown import Shown
 from ..support.text import counted
 from .costs import QuantizationCosts
+from .coverage import NeverRan
 from .diagnoses import LocatedDiagnosis
 from .environment import NOT_COMPILED, Environment
 from .failures import CULPRITS, Failure, WaiverUse
@@ -63,7 +64,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     def exit_code(self) -> int:
         """3 if the file changed, because the findings may then be of other bytes; else 1 for any mismatch; else 130 if
         Ctrl-C ended the run; else 3 if SIGTERM or SIGHUP did, or a rung was broken off; else 5 if something could not
-        be verified."""
+        be verified, or the kernel's code was not all executed and the options require that."""
         if self.changed:
             return EXIT_ENVIRONMENT
         verdicts = [r.verdict for r in self.rungs]
@@ -73,7 +74,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             return EXIT_INTERRUPTED[self.ended_by]
         if any(r.fault for r in self.rungs):
             return EXIT_ENVIRONMENT
-        whole = not self.ended_by and not self.not_climbed
+        whole = not self.ended_by and not self.not_climbed and not self._lacks_coverage
         return EXIT_VERIFIED if whole and verdicts and {*verdicts} <= {"passed", "waived"} else EXIT_UNVERIFIED
 
     @property
@@ -152,7 +153,9 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     def checks(self) -> list[Check]:
         """The state of every class of checks, in the order of `checks.CHECKS`."""
         alone = sum(rung.sampled.alone for rung in self.rungs if rung.sampled is not None)
-        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": alone}
+        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": alone, "code": 0}
+        if (coverage := self.environment.kernel.coverage) is not None:
+            done["code"] = coverage.lines_run
         for rung in self.rungs:
             whole = rung.substance if self.drawn is None or rung.name != BYTES else ()
             done[rung.name] = sum(rung.checked.get(kind, 0) for kind in whole if kind != ALONE)
@@ -181,6 +184,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             Skipped("every-output", f"{rung.sampled.words} (--thorough judges every one)")
             for rung in self.rungs if rung.sampled is not None
         ]  # fmt: skip
+        if (coverage := self.environment.kernel.coverage) is not None and not coverage.complete:
+            found.append(Skipped("code", coverage.words))
         tokens = self.rung("tokens")
         if tokens is not None and options.n_predict < DEFAULT_N_PREDICT:
             of = f"{options.n_predict} of {DEFAULT_N_PREDICT} tokens"
@@ -192,6 +197,19 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             found += [Skipped(name, "there is no model") for name in (BYTES, "tokens")]
             found += [] if self.drawn.compared else [Skipped("llama", "llama.cpp was not run (--reference none)")]
         return found + [Skipped(name, "the run ended before") for name in self.not_climbed if name in BY_ID]
+
+    @property
+    def not_run(self) -> tuple[NeverRan, ...]:
+        """The first places of the kernel's code that no call executed, without those that its author calls
+        unreachable; () if no output of the kernel was judged."""
+        coverage = self.environment.kernel.coverage
+        return () if coverage is None or not self.kernel_ran else coverage.open
+
+    @property
+    def _lacks_coverage(self) -> bool:
+        """Whether the options require that all code of the kernel was executed, and it was not."""
+        coverage = self.environment.kernel.coverage
+        return self.environment.options.require_coverage and coverage is not None and not coverage.complete
 
     @property
     def skipped(self) -> list[Check]:
@@ -258,6 +276,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
                 left = ["coverage"]
             for culprit in left:
                 found[culprit] = found.get(culprit, 0) + 1
+        if self._lacks_coverage:
+            found["coverage"] = found.get("coverage", 0) + 1
         if not found and self.ended_by:  # before anything was wrong
             found["coverage"] = max(1, len(self.not_climbed))
         return found

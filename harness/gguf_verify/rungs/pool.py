@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..llama.process import LlamaRefused
-from ..results.environment import OpenedFiles
+from ..results.environment import Observed
 from ..results.rungs import PartialResult
 from ..support.errors import EnvironmentFault, HarnessError
 from .budget import Budget, BudgetSpent
@@ -59,17 +59,17 @@ class Budgeted(Protocol):
     def budget(self) -> Budget: ...
 
     @property
-    def opened_here(self) -> OpenedFiles:
-        """The files that its kernel opened in this process."""
+    def observed_here(self) -> Observed:
+        """The observations of its kernel in this process."""
         ...
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The findings of a task, and the files that the kernel opened."""
+    """The findings of a task, and the observations of the kernel so far."""
 
     found: Any
-    opened: OpenedFiles = field(default_factory=OpenedFiles)
+    observed: Observed = field(default_factory=Observed)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Pool:
         #: The number of tasks that keep all workers busy: work without a plan is divided into a few more.
         self.wanted = max(1, _GIVEN * most)
         self.scans = self._workers.scans
-        #: The files that kernels opened in the workers.
-        self.opened = OpenedFiles()
+        #: The observations of kernels in the workers.
+        self.observed = Observed()
         self._pending = set[Answer]()
 
     def each(self, on: Budgeted, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
@@ -191,7 +191,7 @@ class Pool:
             return task.judge(on)
         if isinstance(found, Refused):
             raise found.error
-        self.opened = self.opened.with_(found.opened)
+        self.observed = self.observed.with_(found.observed)
         return found.found
 
 

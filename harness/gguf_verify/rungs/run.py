@@ -25,7 +25,7 @@ from ..llama.gemms import Gemm
 from ..llama.library import Llama
 from ..llama.process import FileRefused
 from ..results.calls import Call
-from ..results.environment import FileInfo, OpenedFiles
+from ..results.environment import FileInfo, Observed
 from ..results.options import Options
 from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
@@ -164,9 +164,9 @@ class Run:
         self.resources.close("session")
 
     @property
-    def opened_here(self) -> OpenedFiles:
-        """Files that the kernel has opened in this process."""
-        return self.kernel.opened
+    def observed_here(self) -> Observed:
+        """The observations of the kernel's processes, which this process has started."""
+        return Observed(self.kernel.opened, self.kernel.executed())
 
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,

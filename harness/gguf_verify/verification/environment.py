@@ -17,6 +17,7 @@ from ..hosts.base import Host
 from ..kernels.interface import Candidate
 from ..kernels.shipped import ELEMENT_KERNELS
 from ..processes import sandbox
+from ..results.coverage import coverage_of
 from ..results.environment import Environment, FileInfo, HostInfo, KernelInfo, ReferenceInfo, Versions
 from ..results.options import Options
 from ..rungs.drawn import NAME as DRAWN_NAME
@@ -93,7 +94,9 @@ def environment_of(run: Run, hashed: bool = True) -> Environment:
 def completed(environment: Environment, run: Run, wait: bool = True) -> Environment:
     """The environment of a run with what is known at its end alone: its file's digests, and the files that its kernel
     has opened. With `wait`, digests that are not there yet are waited for; else they are omitted."""
-    kernel = replace(environment.kernel, opened=run.judges.opened.with_(run.opened_here))
+    observed = run.judges.observed.with_(run.observed_here)
+    covered = coverage_of(observed.execution, run.kernel.texts)
+    kernel = replace(environment.kernel, opened=observed.opened, coverage=covered)
     file = environment.file if environment.file.sha256 else run.file_info(wait)
     return replace(environment, kernel=kernel, file=file)
 

@@ -27,7 +27,7 @@ from gguf_verify.gguf.model import open_model
 from gguf_verify.identification import identify_model
 from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.report.json import of_audit, of_identification
-from gguf_verify.results.environment import OpenedFiles
+from gguf_verify.results.environment import Observed
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.budget import Budget
@@ -230,7 +230,7 @@ def test_gpus_of_processes(tmp_path: Path) -> None:
 
 def run_of() -> Any:
     """A run that has only a budget and the files that its kernel opened."""
-    return SimpleNamespace(budget=Budget(), opened=OpenedFiles(), opened_here=OpenedFiles())
+    return SimpleNamespace(budget=Budget(), observed_here=Observed())
 
 
 class Judge:

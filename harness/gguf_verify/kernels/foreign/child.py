@@ -33,6 +33,10 @@ blocks. "not_tried": whether blocks wait for others.
              repeating contents. The answer's "written" is the number of places and numbers that the last block wrote
              to the outputs "at" int64[…] and "words" uint32[…] or uint16[…].
 
+    executed write what the process has executed of the author's code to the operand "executed", uint8[room]: the
+             counters of the library of a "kernel", as gcov reads them; of a kernel in Python, JSON (`tracing`). The
+             answer's "size" is that of all of it, even if there was no room.
+
 Further fields of the answers report what only this process can see. They are believed if they speak against the kernel.
 
 The first message of an oracle's process is {"gives": names of functions}. A run names "what" to compute, with "k"

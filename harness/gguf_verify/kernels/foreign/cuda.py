@@ -23,9 +23,11 @@ from ...hosts.compilation import Author, Compilation, ForeignUnit, split_flags
 from ...hosts.compiler import copy_emulator
 from ...hosts.for_cpu import ForCpu, for_nvrtc
 from ...hosts.foreign_sources import foreign_source
+from ...hosts.gcov import executed
 from ...hosts.launch_limits import as_json, from_json
 from ...hosts.ptx import SYMBOL
 from ...hosts.schedule import Schedule
+from ...results.coverage import Executed
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.files import read_input
@@ -152,6 +154,15 @@ class CudaSource:
         """Return the author's include folders from which a file was copied."""
         return [folder for folder in self._folders if any(name.startswith(f"{folder}{os.sep}") for name in self.files)]
 
+    def author_of(self, path: str) -> str | None:
+        """Return the author's name of a file that a compiler names; None for a file of CUDA or of this project."""
+        path = os.path.normpath(path)
+        below = os.path.relpath(path, self.root / "cpu" / "author")
+        name = os.path.normpath(os.path.join(self._top, below))
+        if not below.startswith("..") and name in self.files:
+            return self.shown(name)
+        return self.shown(path) if Path(path) in self.elsewhere else None
+
     def not_run(self, compilation: Compilation, defines: Mapping[str, str]) -> list[str]:
         """Return the branches of the files that were excluded by the target of the compilation."""
         version = "".join(c for c in compilation.by.rpartition(" ")[2] if c.isdigit() or c == ".").split(".")
@@ -219,6 +230,11 @@ class CudaSource:
                     given = of.given if of.given in HALVES else ""
                     hints |= dict.fromkeys(unlike(written[symbol], said, given, of.output))
         return tuple(hints)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return the author's files: the author's name → text."""
+        return {self.shown(name): text for name, text in self.files.items()}
 
     @property
     def adds_floats(self) -> bool:
@@ -381,6 +397,18 @@ class CudaKernels:
                 for path in source.opened - {*self.source.files}:
                     digest = _digest_since(path, begun)
                     self.opened[path] = digest if self.opened.setdefault(path, digest) == digest else None
+
+    def executed(self, fmt: str, counters: bytes) -> dict[str, Executed]:
+        """Return what a library for a type has executed of the author's files, by its counters.
+
+        Raises EnvironmentFault if they cannot be read.
+        """
+        placed = next(iter(self._placed.get((fmt, False), {}).values()), None)
+        if placed is None or "notes" not in placed.parts:
+            return {}
+        notes = Path(placed.parts["notes"]).read_bytes()
+        with foreign_source(self.source.root, self._seconds) as source:
+            return executed(source.root, notes, counters, self.source.author_of)
 
     def _built(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         checked = schedule is not None and schedule.checked

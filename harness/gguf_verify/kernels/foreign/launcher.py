@@ -73,6 +73,9 @@ class Launcher:
         finally:
             host.close()
 
+    def executed(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        return {"size": self._host.counters(self._kernels[question["kernel"]], operands["executed"].array)}
+
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         host, scratch, zeros = self._host, question["scratch"], question["zeros"]
         roles: dict[str, Role] = {"output": "output", **dict.fromkeys(scratch, "scratch")}

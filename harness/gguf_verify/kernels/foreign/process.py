@@ -26,6 +26,7 @@ from ...hosts.base import Host, Written
 from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
+from ...results.coverage import Execution
 from ...results.environment import HostInfo, OpenedFiles
 from ...semantics.definition import OWN, Semantics, by_oracle
 from ...semantics.drawn import keys_of_slots
@@ -49,6 +50,7 @@ from .conversation import Conversation
 from .cuda import CudaKernels
 from .declaration import Declaration, declaration_of_table
 from .declared import CallDeclaration
+from .executions import Executions
 from .judge import widened
 from .names import TIME_LIMIT
 from .operands import Wall, dtype_of
@@ -115,6 +117,8 @@ class ForeignKernel(Kernel):
             #: Whether a repacking has an inverse.
             self.unpacks = said.get("unpacks") is True if self.declares is None else self.declares.unpack is not None
             task = self.declaration.computes in TASKS
+            self._executions = Executions(compiled, self.declares is None)
+            self.loaded.ending = self._executions.look
             #: Builds the operands of its calls.
             self.operands = Operands(self.declaration, None if task else self.definition)
             self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
@@ -189,6 +193,14 @@ class ForeignKernel(Kernel):
         run = [words if len(found) == 1 else f"{', '.join(of)}: {words}" for words, of in found.items()]
         also = dict.fromkeys(c.accepted for c in self._compiled.compilations.values() if c.accepted)
         return (*run, *also)
+
+    def executed(self) -> Execution:
+        self._executions.look(self._conversation)
+        return Execution(dict(self._executions.files), tuple(self._executions.missing))
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        return {} if self._compiled is None else self._compiled.source.texts
 
     @property
     def opened(self) -> OpenedFiles:
@@ -292,6 +304,7 @@ class ForeignKernel(Kernel):
         """
         assert self.declares is not None
         *before, launch = self.declares.messages(fmt, names, self._symbol)
+        self._executions.call(fmt, [launch])
         x, y, _ = launch["grid"]
         at = number % x, number // x % y, number // (x * y)
         for earlier, of in zip(before, needs, strict=True):
@@ -495,6 +508,7 @@ class ForeignKernel(Kernel):
         asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **(more or {})}
         if self.declares is not None:
             asked["launches"] = self.declares.messages(fmt, names, self._symbol, unpacks)
+            self._executions.call(fmt, asked["launches"])
         if self._schedule is None or self._compiled is None:
             return products.call(operands, asked, self._runs if runs is None else runs)
         placed = self._compiled.under(fmt, self._schedule)
@@ -530,7 +544,9 @@ class ForeignKernel(Kernel):
 
     def beside(self, who: str) -> Products:
         """Start a further process of it, which the caller closes."""
-        return Products(self._source.converse(who, self._time_limit, self._verbose))
+        products = Products(self._source.converse(who, self._time_limit, self._verbose))
+        products.ending = self._executions.look
+        return products
 
     @property
     def _any_bits(self) -> bool:

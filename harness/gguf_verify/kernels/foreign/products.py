@@ -114,6 +114,8 @@ class Products:
         self._conversation = conversation
         self._held: _Held | None = None
         self._room: MemoryFile | None = None
+        #: Called before the process ends.
+        self.ending: Callable[[Conversation], object] = lambda _: None
 
     def holds(self, whose: object, walls: tuple[Wall, ...]) -> bool:
         """Return whether the process, which is started if needed, holds what was loaded for `whose`.
@@ -281,6 +283,7 @@ class Products:
 
     def end(self) -> None:
         """End the process, and free the memory."""
+        self.ending(self._conversation)
         self._conversation.stop()
         self.close()
 

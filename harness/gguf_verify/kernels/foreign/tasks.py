@@ -14,6 +14,7 @@ from ...formats.block import BlockFormat
 from ...formats.tensor_types import WeightFormat
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
+from ...results.coverage import Execution
 from ...results.environment import HostInfo, OpenedFiles
 from ...semantics.definition import Semantics
 from ...semantics.definitions.f32 import F32
@@ -72,6 +73,13 @@ class ForeignTask(Task):
     @property
     def opened(self) -> OpenedFiles:
         return self.kernel.opened
+
+    def executed(self) -> Execution:
+        return self.kernel.executed()
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        return self.kernel.texts
 
     @property
     def sandbox(self) -> Sandbox:

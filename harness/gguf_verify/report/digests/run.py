@@ -87,6 +87,8 @@ def findings(report: Report) -> Iterator[Finding]:
                 place=left.name,
                 properties={"culprit": left.culprit},
             )
+    for place in report.not_run:
+        yield finding(rule="code-not-run", level="warning", kind="not run", scope="code", message=place.words)
     if skipped := report.skipped:
         titles = ", ".join(check.title for check in skipped)
         yield finding(rule=None, level="note", message=f"skipped: {titles}")

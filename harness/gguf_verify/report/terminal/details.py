@@ -66,7 +66,10 @@ def _environment(report: Report) -> Iterator[tuple[str, str]]:
     if kernel.judged_by:
         yield "", f"judged by {printable(kernel.judged_by, 200)}"
     for code in kernel.code:
-        yield "code run", printable(code, 600)
+        yield "compiled", printable(code, 600)
+    if kernel.coverage is not None:
+        yield "code run", kernel.coverage.words
+        yield from (("", place.words) for place in kernel.coverage.never)
     if kernel.element_kernels:
         names = ", ".join(f"{kind} by {name}" for kind, name in kernel.element_kernels.items())
         where = "" if kernel.element_host == e.host else f" on {printable(kernel.element_host.words, 200)}"

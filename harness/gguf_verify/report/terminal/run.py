@@ -27,6 +27,8 @@ from .console import BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendere
 
 #: Lines of a passing report without -v, at 80 columns.
 MOST_LINES = 24
+#: Places of the kernel's code that no call executed.
+MOST_NOT_RUN = 3
 #: Limits without -v; the rest is counted.
 MOST_NOTES, MOST_UNVERIFIED, MOST_ENVELOPES = 3, 10, 2
 _INDENT = "  "
@@ -74,6 +76,11 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
         yield from wrapped(Text(f"verified here means: {means}"), form.width)
     for limit in report.limits[:2] if not report.n_failures else ():
         yield from wrapped(said(("limit: ", BOLD), printable(limit, 400)), form.width, _INDENT)
+    left = report.not_run if not report.n_failures else ()
+    for place in left[:MOST_NOT_RUN]:
+        yield from wrapped(said(("not run: ", WARN), place.words), form.width, _INDENT)
+    if len(left) > MOST_NOT_RUN:
+        yield from wrapped(Text(f"and {len(left) - MOST_NOT_RUN:,} more places of its code (-v)"), form.width, _INDENT)
     if report.unfinished:
         yield from wrapped(said(("INCOMPLETE: ", WARN), report.unfinished), form.width, _INDENT)
     if report.fault:
@@ -290,7 +297,9 @@ def _about(report: Report) -> Iterator[_Fact]:
     if kernel.judged_by and report.kernel_ran:
         yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
     for code in kernel.code if report.kernel_ran else ():
-        yield _Fact("code run", printable(code, 400), spare=4)
+        yield _Fact("compiled", printable(code, 400), spare=4)
+    if kernel.coverage is not None and report.kernel_ran:
+        yield _Fact("code run", kernel.coverage.words)
     if report.kernel_ran:
         yield _Fact("host", printable(e.host.words, 300))
     if e.exact_on != "NumPy":

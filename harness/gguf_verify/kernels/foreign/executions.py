@@ -1,0 +1,90 @@
+"""Observation of the author's code that the processes of a foreign kernel execute.
+
+A process tells what it has executed when it is asked, before it ends: a library that GCC compiled here has counters
+(`hosts.gcov`), and a kernel in Python is traced (`tracing`). Code on a GPU, and code that was compiled before, tells
+nothing. The answer of a hostile process can be wrong in both directions: it says what the verdict rests on, and the
+verdict does not rest on it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...hosts.choice import HOSTS
+from ...hosts.compiler import counts_fault
+from ...hosts.gcov import MOST_COUNTERS
+from ...results.coverage import Executed, joined
+from ...support.errors import EnvironmentFault, KernelFault
+from .conversation import Conversation
+from .cuda import CudaKernels
+from .operands import MemoryFile, Operand, laid_out
+
+
+class Executions:
+    """The code that a kernel's processes have executed so far.
+
+    Args:
+        compiled: the compiler of a kernel in CUDA C++.
+        traced: whether it is in Python, and its process traces it.
+    """
+
+    def __init__(self, compiled: CudaKernels | None, traced: bool) -> None:
+        self._compiled, self._traced = compiled, traced
+        #: File → its executed code.
+        self.files: dict[str, Executed] = {}
+        #: Why nothing, or not everything, can be observed.
+        self.missing: dict[str, None] = {}
+        #: The types that it was called with, and the key of one of their kernels, which are in one library.
+        self._called: dict[str, str] = {}
+        self._known: set[tuple[str, int]] = set()
+        if compiled is None and not traced:
+            self.missing["it was compiled before"] = None
+        elif compiled is not None and not HOSTS[compiled.host.name].emulated:
+            self.missing["it runs on a GPU; --host cpu observes it"] = None
+        elif compiled is not None and (fault := counts_fault()) is not None:
+            self.missing[fault] = None
+
+    def call(self, fmt: str, launches: Sequence[Mapping[str, Any]]) -> None:
+        """Note a call with weights of a type, and its launches, as in messages."""
+        for launch in launches:
+            self._called.setdefault(fmt, launch["kernel"])
+
+    def look(self, conversation: Conversation) -> None:
+        """Ask a process what it has executed, if it still runs."""
+        if conversation.process is None or (self.missing and not self._traced):
+            return
+        try:
+            for fmt, kernel in self._called.items() if self._compiled is not None else (("", ""),):
+                told = _asked(conversation, kernel)
+                # counts change with each call, the code that was executed seldom
+                seen = fmt, zlib.crc32((np.frombuffer(told[: len(told) // 4 * 4], np.uint32) != 0).tobytes())
+                if told and seen not in self._known:
+                    self._known.add(seen)
+                    self.files = joined((self.files, self._read(fmt, told)))
+        except (KernelFault, EnvironmentFault) as error:
+            self.missing[str(error)] = None
+
+    def _read(self, fmt: str, told: bytes) -> Mapping[str, Executed]:
+        if self._compiled is not None:
+            return self._compiled.executed(fmt, told)
+        return {}
+
+
+def _asked(conversation: Conversation, kernel: str) -> bytes:
+    """Return what a process tells; nothing if it tells more than there is room for. Raises KernelFault."""
+    (operand,), size = laid_out([Operand("executed", "output", "uint8", (MOST_COUNTERS,))], 0)
+    file = MemoryFile(size)
+    try:
+        (operand,), _ = laid_out([operand], file.number)
+        question = {"do": "executed", "kernel": kernel, "operands": [operand.plain()]}
+        n = conversation.ask(question, [file]).get("size")
+        if type(n) is not int or n < 0:
+            conversation.garbage()
+        return bytes(operand.bytes_in(file.bytes)[:n]) if n <= MOST_COUNTERS else b""
+    finally:
+        conversation.forget(file)
+        file.close()
