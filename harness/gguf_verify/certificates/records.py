@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from ..processes.sandbox import Sandbox
+from ..results.coverage import CodeCoverage
 from ..results.environment import HostInfo
 from ..results.failures import WaiverUse
 from ..results.products import TypeEnvelope
