@@ -78,6 +78,7 @@ def certify(
                 "judged_by": e.kernel.judged_by, "order": e.kernel.order, "covers": e.kernel.covers,
                 "beside": e.kernel.element_kernels,
                 **({"system": before.system} if before.system else {}),
+                **({"coverage": e.kernel.coverage} if e.kernel.coverage is not None else {}),
             },
             "host": e.host,
             "reference": {

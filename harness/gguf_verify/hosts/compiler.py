@@ -383,8 +383,10 @@ def _is_gcc() -> bool:
 
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """Compile the unit, and link it with the runner of blocks, which is compiled once and without `WAITS`."""
-    plain = [option for option in _plain(options) if not option.startswith("-std=") and option not in WAITS]
+    """Compile the unit, and link it with the runner of blocks, which is compiled once and without `WAITS` and `BRANCHES`."""
+    plain = [
+        option for option in _plain(options) if not option.startswith("-std=") and option not in (*WAITS, *BRANCHES)
+    ]
     return _linked(root, unit, options, _RUNNER, plain, [*plain, *_of_linker(options)])
 
 
@@ -595,6 +597,9 @@ WAITS = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=ts
 COUNTS = (
     "-fprofile-arcs", "-ftest-coverage", "-fprofile-info-section=gguf_verify_counters", "-fprofile-update=single",
 )  # fmt: skip
+#: Options with which there are as many branches as in the source: counted before inlining, without selections in place
+#: of branches, and without || of values that are both computed.
+BRANCHES = ("-fno-early-inlining", "-fno-ssa-phiopt", "--param=logical-op-non-short-circuit=0")
 LINK_COUNTING = ["-lgcov", "-Wl,-u,__gcov_info_to_gcda"]
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'
@@ -649,7 +654,7 @@ def gcov() -> str | None:
 def counted(root: Path) -> list[str]:
     """Return the options of a build of a foreign source that counts; none if this compiler cannot."""
     ours = "|".join(re.escape(str(path)) for path in (kernel_root(), emulator_of(root, True), root / CUDA_HEADERS))
-    return [] if counts_fault() else [*COUNTS, f"-fprofile-exclude-files={ours}|/usr/.*"]
+    return [] if counts_fault() else [*COUNTS, *BRANCHES, f"-fprofile-exclude-files={ours}|/usr/.*"]
 
 
 def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:

@@ -1,0 +1,136 @@
+"""The code of a kernel in CUDA C++ that its calls executed, on the CPU host."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.hosts.compiler import counts_fault
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.foreign.process import ForeignKernel
+from gguf_verify.results.coverage import CodeCoverage, coverage_of
+from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED
+from tests.support.foreign_runs import altered, operands, verified
+
+pytestmark = pytest.mark.skipif(counts_fault() is not None, reason=f"code is not counted here: {counts_fault()}")
+
+HEADER = """
+#pragma once
+__device__ inline float scaled(float d, int sum) {
+    if (sum == 123456) return 0.0f;  // in a header
+    return d * sum;
+}
+"""
+FUNCTIONS = """
+__device__ int calls = 0;
+template <int TIMES>
+__device__ int twice(int value) {
+    if (value == 0) return 0;
+    return TIMES * value;
+}
+"""
+STATEMENTS = """
+    __shared__ int counter;
+    if (threadIdx.x == 5) counter = 1;
+    if (threadIdx.x == 5000) acc = 1.0f;
+    if (K < 0) acc = 2.0f;  // gguf-verify: unreachable because K is a number of columns
+    if (K > 1 << 30) {      // gguf-verify: unreachable because no row is so long
+        acc = acc * 2.0f;
+        acc = acc * 3.0f;
+    }
+    if (++calls > 1000000) acc = 3.0f;
+    if (n == 3 && m == 1) acc *= 1.0f;
+    if (m >= 4 || n >= 7777) {
+        acc *= 1.0f;
+        if (n > 8888) {
+            acc = acc * 5.0f;
+            acc = acc * acc;
+        }
+    }
+    switch (m) {
+        case 0: acc *= 1.0f; break;
+        case 77: acc = acc * 7.0f; break;
+        default: acc *= 1.0f;
+    }
+    acc = twice<1>(m - m % 2) + twice<2>(n) < -1 ? 0.0f : acc;
+"""
+#: The places that a call with M = 5, N = 7 leaves open: the beginning of the line → whether it is a branch.
+OPEN = {
+    "if (sum == 123456)": True,
+    "if (magnitude >= 0x7C00u)": True,
+    "if (threadIdx.x == 5000)": True,
+    "if (++calls > 1000000)": True,
+    "if (m >= 4 || n >= 7777)": True,
+    "if (n > 8888)": True,
+    "acc = acc * 5.0f": False,
+    "switch (m)": True,
+    "case 77": False,
+    "acc = twice<1>": True,
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("executed")
+    path = altered(folder, "cuda_q4_0.cu", "    y[i] = acc;", f"{STATEMENTS}    y[i] = acc;")
+    text = path.read_text().replace('extern "C" __global__', f'#include "scaled.h"\n{FUNCTIONS}extern "C" __global__')
+    path.write_text(text.replace("from_half(xb.d) * sum", "scaled(from_half(xb.d), sum)"))
+    (folder / "scaled.h").write_text(HEADER)
+    return path
+
+
+@pytest.fixture(scope="module")
+def covered(source: Path) -> CodeCoverage:
+    kernel = open_foreign(f"{source}:gemm", CpuHost(2))
+    assert isinstance(kernel, ForeignKernel)
+    rows, x = operands()
+    try:
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+        found = coverage_of(kernel.executed(), kernel.texts)
+        assert found is not None
+        return found
+    finally:
+        kernel.close()
+
+
+def test_what_a_call_leaves_open(covered: CodeCoverage) -> None:
+    starts = {start: place.branch for place in covered.open for start in OPEN if place.source.startswith(start)}
+    assert starts == OPEN, covered.open
+    assert len(covered.open) == covered.n_never == len(OPEN)
+    assert {place.file for place in covered.never} == {"cuda_q4_0.cu", "scaled.h"}
+
+
+def test_lines_in_a_row_are_one_place(covered: CodeCoverage) -> None:
+    (place,) = [place for place in covered.open if place.source.startswith("acc = acc * 5.0f")]
+    assert place.last == place.line + 1
+    assert place.words.endswith("never ran: acc = acc * 5.0f;")
+
+
+def test_its_author_says_what_is_unreachable(covered: CodeCoverage) -> None:
+    marked = {place.unreachable for place in covered.never if place not in covered.open}
+    assert marked == {"K is a number of columns", "no row is so long"}
+    assert covered.words.endswith("3 places unreachable, says the author")
+
+
+def test_instances_of_a_template_are_one_code(covered: CodeCoverage) -> None:
+    assert not [place for place in covered.never if "value" in place.source]
+
+
+def test_a_verdict_says_what_did_not_run(source: Path) -> None:
+    report = verified(f"{source}:gemm", "blocks")
+    assert report.exit_code == EXIT_VERIFIED
+    assert f"not run: {report.not_run[0].words[:40]}" in str(report)
+    (check,) = [check for check in report.checks if check.id == "code"]
+    assert check.done
+    assert "branches both ways" in check.skipped[0]
+    environment = report.environment
+    options = dataclasses.replace(environment.options, require_coverage=True)
+    required = replace(report, environment=replace(environment, options=options))
+    assert required.exit_code == EXIT_UNVERIFIED
+    assert required.verdict == "not everything verified"
+    assert required.culprits == {"coverage": 1}
