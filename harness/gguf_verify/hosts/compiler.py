@@ -383,7 +383,7 @@ def _is_gcc() -> bool:
 
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """Compile the unit, and link it with the runner of blocks, which is compiled once and without `WAITS` and `BRANCHES`."""
+    """Compile the unit, and link it with the runner of blocks, which is compiled once, without options of one unit."""
     plain = [
         option for option in _plain(options) if not option.startswith("-std=") and option not in (*WAITS, *BRANCHES)
     ]
