@@ -128,7 +128,7 @@ def test_the_fixtures(pytester: pytest.Pytester) -> None:
             return {str(FIXTURES / "tiny-Q4_0.gguf")!r}
         @pytest.fixture
         def chosen():
-            return dict(rungs=["layers"], tensor="blk.0.attn_k", probes="brief", host="cpu")
+            return dict(rungs=["blocks"], tensor="blk.0.attn_k", probes="brief", host="cpu")
     """)
     pytester.makepyfile(f"""
         def test_right(verify_kernel, chosen):
