@@ -253,7 +253,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(wrong=0)
 
     monkeypatch.setattr(replay, "diagnose_kernel", nothing)
-    options = Options(probes="brief", progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
+    options = Options(probes="brief", progress=False, tensor=r"[01]\.attn_[qk]", prompt="The", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1
     assert len(tried) == 6
