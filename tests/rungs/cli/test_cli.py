@@ -38,8 +38,7 @@ Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 
 def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     out, page = tmp_path / "report.json", tmp_path / "report.html"
-    asked = ("-p", "Once upon a time", "-n", 3, "--seed", 0, "--host", "cpu")
-    done = cli_here(Q4_0, *asked, "--json", out, "--html", page)
+    done = cli_here(Q4_0, "-p", "Once upon", "-n", 3, "--seed", 0, "--host", "cpu", "--json", out, "--html", page)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
