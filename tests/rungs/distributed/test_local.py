@@ -132,7 +132,7 @@ def test_another_version_is_refused(opened: Run, tmp_path: Path) -> None:
 
 
 def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
-    """Also where the first is over after the second, and where more wait than the processes take. No process is left."""
+    """Also where the first is over after the second, and where more wait than the processes take; none is left."""
     with processes(work_of(opened), 2) as (judging, workers):
         pids = [worker.process.pid for worker in workers.workers]
         tasks = numbered(6, tmp_path / "each", first_waits=True)
