@@ -38,12 +38,12 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def precompiled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of the precompiled header, which takes longer than a kernel. Copy it."""
+    """A cache of the precompiled header and the runner, which take longer than a kernel. Copy it."""
     folder = tmp_path_factory.mktemp("precompiled") / "caches"
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        compiler.precompiled()
+        compiler.runner_object(kernel_root(), False)
     return folder
 
 
@@ -190,7 +190,7 @@ def test_a_precompiled_header_that_the_cache_does_not_hold_whole(
 def test_a_precompiled_header_that_the_compiler_cannot_use(
     monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
 ) -> None:
-    """It is what was kept, and GCC chokes on it: the text is read, and the header is forgotten."""
+    """It is what was kept, and GCC chokes on it: the text is read, and the header is made anew."""
     there = compiler.precompiled()
     if there is None:
         pytest.skip("only GCC's are used")
@@ -198,7 +198,7 @@ def test_a_precompiled_header_that_the_compiler_cannot_use(
     os.truncate(made, made.stat().st_size // 2)
     assert compiler.build(roots(WRITE_A_BYTE), UNIT, rebuild=True)
     assert not made.exists()
-    assert not list(support_cache.index_folder().glob("*.gch.index"))
+    assert compiler.precompiled() != there
 
 
 def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -249,39 +249,44 @@ def test_description_names_the_machine() -> None:
     assert compiler.cpu_name() in said
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By an absolute path, of another suffix, through a variable, from a header: an edit is seen, an undone one too."""
-    beside, found = tmp_path / "beside", tmp_path / "found"
-    beside.mkdir()
-    found.mkdir()
-    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(found))
-    monkeypatch.setattr(compiler, "precompiled", lambda *_: None)  # each folder of includes would need its own
+@pytest.mark.usefixtures("cache_without_kernels")
+def test_every_file_that_the_compiler_reads_is_part_of_the_key(tmp_path: Path) -> None:
+    """Of a kernel: by an absolute path, from a header. An edit is seen, an undone one too."""
+    header, deep = tmp_path / "a b.h", tmp_path / "deep.h"
+    header.write_text('#include "deep.h"\n')
     root = with_kernel(tmp_path / "root", "")
-    files = {
-        beside / "a b.h": "A", found / "found.h": "B", root / "text.inc": "C", beside / "deep.h": "D",
-    }  # fmt: skip
-    lines = [f'#include "{beside}/a b.h"', "#include <found.h>", '#include "text.inc"', f'#include "{beside}/top.h"']
-    (beside / "top.h").write_text('#include "deep.h"\n')
     (root / "k.cu").write_text(
-        "\n".join(['#include "emulator/cuda_on_cpu.hpp"', *lines])
-        + '\nextern "C" __global__ void k(unsigned char* y, long long i) { y[i] = A + B + C + D; }\n'
+        f'#include "emulator/cuda_on_cpu.hpp"\n#include "{header}"\n'
+        'extern "C" __global__ void k(unsigned char* y, long long i) { y[i] = A; }\n'
     )
+    for number in (1, 2, 1):
+        deep.write_text(f"#define A {number}\n")
+        assert _byte(CpuHost(1), root) == number
+    assert len(_libraries()) == 2
 
+
+@pytest.mark.usefixtures("empty_cache")
+def test_every_file_of_an_object_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also one of another suffix, and one that is found through a variable."""
+    monkeypatch.setattr(compiler, "precompiled", lambda *_: None)  # each folder of includes would need its own
+    root, found, other = (tmp_path / name for name in ("root", "found", "other"))
+    for folder in (root / "emulator", found, other):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(found))
+    runner = root / "emulator" / "runner.hpp"
+    runner.write_text('#include <found.h>\n#include "text.inc"\nextern "C" { extern const int ab[] = {A, B}; }\n')
+    files = {found / "found.h": "A", root / "emulator" / "text.inc": "B"}
     for path, name in files.items():
         path.write_text(f"#define {name} 1\n")
-    assert _byte(CpuHost(1), root) == 4
+    first = compiler.runner_object(root, False)
     for path, name in files.items():
         path.write_text(f"#define {name} 2\n")
-        assert _byte(CpuHost(1), root) == 5, path
+        assert compiler.runner_object(root, False) != first, path
         path.write_text(f"#define {name} 1\n")
-        assert _byte(CpuHost(1), root) == 4, path
-    assert len(_libraries()) == 5
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "found.h").write_text("#define B 9\n")
+        assert compiler.runner_object(root, False) == first, path
+    (other / "found.h").write_text("#define A 9\n")
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(other))
-    assert _byte(CpuHost(1), root) == 12
+    assert compiler.runner_object(root, False) != first
 
 
 @pytest.mark.usefixtures("cache_without_kernels")
