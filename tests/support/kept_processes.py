@@ -1,10 +1,8 @@
 """Processes of llama.cpp and gguf-py that audits and rungs in a process of the tests take over from each other.
 
-To start the three processes of an audit takes 0.6 s of processor time, to read a small file a tenth of that. Each answer
-is still computed. A process that was ended, broken off in a call, or started in another environment or sandbox is not
-taken over.
-
-`make test-all` starts all of them each time.
+Starting the three processes of an audit takes 0.6 s of processor time, reading a small file a tenth of that. Each
+answer is still computed. A process is not taken over if it was ended or interrupted in a call, or if the environment or
+the sandbox differs. `make test-all` starts all processes each time.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import file_digest, of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
-from tests.support.tools import FIXTURES, ROOT
+from tests.support.tools import ROOT
 
 
 @pytest.fixture
