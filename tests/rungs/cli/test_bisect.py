@@ -242,8 +242,8 @@ def test_what_cannot_be_tested_leaves_a_range(builds: Builds) -> None:
     assert len(made["untested"]) == len(SKIPPED)
     builds.bisect("good", "good", *SKIPPED, "bad", options=("--run-limit", "1"))
     assert builds.ran() == []
-    done = builds.bisect("good", "good", "claims-good", "bad", options=("--run-limit", "1", "--retry"))
-    assert (done.returncode, "b2" in builds.ran()) == (5, True)
+    done = builds.bisect("good", "good", *SKIPPED, "bad", options=("--run-limit", "1", "--retry"))
+    assert (done.returncode, len(builds.ran())) == (5, len(SKIPPED))
 
 
 @pytest.mark.parametrize(
