@@ -48,8 +48,11 @@ settings.load_profile("repeatable")
 os.environ[seeds.VARIABLE] = "0"
 
 
-def tier_of(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+def tier_of(path: Path) -> str:
+    tier = path.relative_to(Path(__file__).parent).parts[0]
+    if tier not in TIERS:
+        raise pytest.UsageError(f"{path} is in no tier: {', '.join(sorted(TIERS))}")
+    return tier
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,19 +83,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessorTimes(path, writes=not hasattr(config, "workerinput")))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nearly nothing that a collection makes is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its tier, mark the slow ones, and sort them by tier."""
+    tiers = {path: tier_of(path) for path in {item.path for item in items}}
     for item in items:
-        tier = tier_of(item)
-        if tier not in TIERS:
-            raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(sorted(TIERS))}")
-        item.add_marker(tier)
+        item.add_marker(tiers[item.path])
     slow = SLOW.among(item.nodeid for item in items)
     for item in items:
         if item.nodeid in slow:
             item.add_marker("slow")
-    items.sort(key=lambda item: TIERS.index(tier_of(item)))
+    items.sort(key=lambda item: TIERS.index(tiers[item.path]))
 
 
 def pytest_collection_finish() -> None:
@@ -153,9 +164,10 @@ def valid_json() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def leaves_nothing_open() -> Iterator[None]:
     """What a file's tests forgot to close is told of by that file: without this, garbage collection would blame any
-    test that runs later, on some days."""
+    test that runs later, on some days. What is left is in use, and no later collection looks at it."""
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

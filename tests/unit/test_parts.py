@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -41,11 +42,11 @@ class Case:
     def fmt(self) -> BlockFormat:
         return FORMATS["Q4_0"]
 
-    @property
+    @cached_property
     def rows(self) -> Bytes:
         return real_weights(self.fmt, self.n, self.k)
 
-    @property
+    @cached_property
     def x(self) -> Floats:
         return generator("parts", str(self.k)).standard_normal((self.m, self.k)).astype(np.float32)
 

@@ -100,4 +100,4 @@ def check(folder: Path, data: bytes) -> None:
         assert judged.exit_code or judged.outputs == judged.m * judged.n > 0
 
 
-TARGET = Target("case", "the files of a captured product", seeds, check, mutate, inputs=250)
+TARGET = Target("case", "the files of a captured product", seeds, check, mutate, inputs=80)

@@ -60,7 +60,7 @@ def check_strings(strings: Strings) -> None:
 
 
 TARGET = Target(
-    "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, share=4, inputs=600, largest=1 << 16,
+    "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, share=4, inputs=150, largest=1 << 16,
     covered=tuple(
         f"gguf_verify.gguf.{name}" for name in ("parser", "layout", "records", "storage", "consistency")
     ),

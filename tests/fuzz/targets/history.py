@@ -103,7 +103,7 @@ def file_seeds() -> Iterator[bytes]:
 
 FILE = Target(
     "history-file", "a history of nights, byte by byte", file_seeds,
-    lambda folder, data: check_file(saved(folder, data)), inputs=150, largest=1 << 16,
+    lambda folder, data: check_file(saved(folder, data)), inputs=50, largest=1 << 16,
 )  # fmt: skip
 
 
@@ -195,6 +195,6 @@ def check_values(folder: Path, data: bytes) -> None:
 
 
 VALUES = Target(
-    "history-values", "changes to the columns of a history", value_seeds, check_values, mutate_values, inputs=60,
+    "history-values", "changes to the columns of a history", value_seeds, check_values, mutate_values, inputs=20,
     covered=("gguf_verify_nightly.records",),
 )  # fmt: skip

@@ -101,6 +101,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "importance", "an importance matrix, GGUF or .dat", seeds, check, mutate, inputs=400,
+    "importance", "an importance matrix, GGUF or .dat", seeds, check, mutate, inputs=130,
     covered=("gguf_verify.audit.importance",),
 )  # fmt: skip

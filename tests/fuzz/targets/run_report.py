@@ -113,6 +113,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "run-report", "the JSON report of a run, or changes to one", seeds, check, mutate, inputs=600,
+    "run-report", "the JSON report of a run, or changes to one", seeds, check, mutate, inputs=200,
     covered=("gguf_verify.read_report",),
 )  # fmt: skip

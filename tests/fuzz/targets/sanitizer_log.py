@@ -78,5 +78,5 @@ TARGET = Target(
          "by thread (0,0,0) in block (0,0,0)", "ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards", "Leaked",
          "Race reported between Read access at ", "and Write access at ", "is misaligned", "Unable to", ",", "9" * 30),
     ),
-    inputs=1500,
+    inputs=500,
 )  # fmt: skip

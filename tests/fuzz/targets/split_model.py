@@ -53,6 +53,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "split-model", "the two files of a split GGUF model", seeds, check, mutate, inputs=600, largest=1 << 14,
+    "split-model", "the two files of a split GGUF model", seeds, check, mutate, inputs=150, largest=1 << 14,
     covered=("gguf_verify.gguf.model",),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,12 +27,29 @@ from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import file_digest, of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
-from tests.support.tools import FIXTURES, ROOT
+from tests.support.tools import ROOT
 
 
 @pytest.fixture
 def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "caches").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+@pytest.fixture(scope="module")
+def precompiled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the precompiled header and the runner, which take longer than a kernel. Copy it."""
+    folder = tmp_path_factory.mktemp("precompiled") / "caches"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        compiler.runner_object(kernel_root(), False)
+    return folder
+
+
+@pytest.fixture
+def cache_without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precompiled_cache: Path) -> None:
+    shutil.copytree(precompiled_cache, tmp_path / "caches")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
@@ -88,7 +106,7 @@ def test_compiler_that_fails_in_silence(
         CpuHost(1).load(roots(WRITE_A_BYTE), "k.cu", "k", {})
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("cache_without_kernels")
 def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A build is found again by another host and from another folder; any change of its inputs gives a new one."""
     one = with_kernel(tmp_path / "one", WRITE_A_BYTE)
@@ -168,7 +186,7 @@ def test_a_precompiled_header_that_the_cache_does_not_hold_whole(
     assert bytes_in_a_run() > 0.9 * whole
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("cache_without_kernels")
 def test_a_precompiled_header_that_the_compiler_cannot_use(
     monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
 ) -> None:
@@ -231,41 +249,47 @@ def test_description_names_the_machine() -> None:
     assert compiler.cpu_name() in said
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By an absolute path, of another suffix, through a variable, from a header: an edit is seen, an undone one too."""
-    beside, found = tmp_path / "beside", tmp_path / "found"
-    beside.mkdir()
-    found.mkdir()
-    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(found))
+@pytest.mark.usefixtures("cache_without_kernels")
+def test_every_file_that_the_compiler_reads_is_part_of_the_key(tmp_path: Path) -> None:
+    """Of a kernel: by an absolute path, from a header. An edit is seen, an undone one too."""
+    header, deep = tmp_path / "a b.h", tmp_path / "deep.h"
+    header.write_text('#include "deep.h"\n')
     root = with_kernel(tmp_path / "root", "")
-    files = {
-        beside / "a b.h": "A", found / "found.h": "B", root / "text.inc": "C", beside / "deep.h": "D",
-    }  # fmt: skip
-    lines = [f'#include "{beside}/a b.h"', "#include <found.h>", '#include "text.inc"', f'#include "{beside}/top.h"']
-    (beside / "top.h").write_text('#include "deep.h"\n')
     (root / "k.cu").write_text(
-        "\n".join(['#include "emulator/cuda_on_cpu.hpp"', *lines])
-        + '\nextern "C" __global__ void k(unsigned char* y, long long i) { y[i] = A + B + C + D; }\n'
+        f'#include "emulator/cuda_on_cpu.hpp"\n#include "{header}"\n'
+        'extern "C" __global__ void k(unsigned char* y, long long i) { y[i] = A; }\n'
     )
+    for number in (1, 2, 1):
+        deep.write_text(f"#define A {number}\n")
+        assert _byte(CpuHost(1), root) == number
+    assert len(_libraries()) == 2
 
+
+@pytest.mark.usefixtures("empty_cache")
+def test_every_file_of_an_object_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also one of another suffix, and one that is found through a variable."""
+    monkeypatch.setattr(compiler, "precompiled", lambda *_: None)  # each folder of includes would need its own
+    root, found, other = (tmp_path / name for name in ("root", "found", "other"))
+    for folder in (root / "emulator", found, other):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(found))
+    runner = root / "emulator" / "runner.hpp"
+    runner.write_text('#include <found.h>\n#include "text.inc"\nextern "C" { extern const int ab[] = {A, B}; }\n')
+    files = {found / "found.h": "A", root / "emulator" / "text.inc": "B"}
     for path, name in files.items():
         path.write_text(f"#define {name} 1\n")
-    assert _byte(CpuHost(1), root) == 4
+    first = compiler.runner_object(root, False)
     for path, name in files.items():
         path.write_text(f"#define {name} 2\n")
-        assert _byte(CpuHost(1), root) == 5, path
+        assert compiler.runner_object(root, False) != first, path
         path.write_text(f"#define {name} 1\n")
-        assert _byte(CpuHost(1), root) == 4, path
-    assert len(_libraries()) == 5
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "found.h").write_text("#define B 9\n")
+        assert compiler.runner_object(root, False) == first, path
+    (other / "found.h").write_text("#define A 9\n")
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(other))
-    assert _byte(CpuHost(1), root) == 12
+    assert compiler.runner_object(root, False) != first
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("cache_without_kernels")
 def test_a_source_that_changes_while_it_is_compiled(tmp_path: Path) -> None:
     """It is compiled again, a few times; the library is that of its last text."""
     root = with_kernel(tmp_path, WRITE_A_BYTE)
@@ -293,7 +317,7 @@ def test_lists_of_make() -> None:
     assert of_makefile(made) == ["/a/b c.h", "/d#e.h", "/f$g.h", "/h\\i.h"]
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("cache_without_kernels")
 def test_a_library_that_was_replaced_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
 ) -> None:
@@ -330,7 +354,7 @@ def checked_host_of(host: CpuHost) -> Any:
     return host.under(Schedule(checked=True)) or host
 
 
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("cache_without_kernels")
 def test_a_build_that_vanishes_is_made_again(roots: Callable[[str], Path]) -> None:
     root = roots(WRITE_A_BYTE)
     first = compiler.build(root, UNIT)
@@ -339,18 +363,23 @@ def test_a_build_that_vanishes_is_made_again(roots: Callable[[str], Path]) -> No
     assert compiler.build(root, UNIT) == first
 
 
-def test_without_a_cache_a_run_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_cache_a_run_leaves_nothing(tmp_path: Path) -> None:
     """Two processes of a run share the folder that takes the cache's place, and it goes with the first."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "file").touch()
-    command: list[str | Path] = [
-        sys.executable,
-        ROOT / "scripts" / "audit_layout.py",
-        FIXTURES / "tiny-Q4_0.gguf",
-        "--no-llama",
-    ]
+    code = (
+        "import os, subprocess, sys\n"
+        "from gguf_verify.support import cache, scratch\n"
+        "if scratch.VARIABLE in os.environ:\n"
+        "    assert cache.taken(['key'], '.so') == b'library'\n"
+        "else:\n"
+        "    cache.kept(['key'], '.so', b'library')\n"
+        "    environment = os.environ | scratch.environment()\n"
+        "    subprocess.run([sys.executable, '-c', sys.argv[1], ''], env=environment, check=True)\n"
+    )
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "file")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 5), done.stderr
+    command = [sys.executable, "-c", code, code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert done.stderr.count("the cache of compiled kernels is not used: ") == 1
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -46,7 +46,7 @@ def test_every_routing(how: str) -> None:
     [
         ("Q4_0", 256, 3, 12),
         ("Q4_0", 256, 9, 4),
-        pytest.param("Q4_0", 65536, 9, 1, id="activations do not fit on chip"),
+        pytest.param("Q4_0", 65536, 3, 1, id="activations do not fit on chip"),
         ("Q6_K", 256, 3, 12),
         ("Q6_K", 256, 9, 4),
     ],

@@ -295,7 +295,7 @@ def _messages(draw: st.DrawFn) -> Message:
     return made, [np.ones(shape, kind) for kind, shape in arrays]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(sorted(CALLS)), st.lists(_messages(), max_size=3), st.binary(max_size=40))
 def test_garbage_is_a_fault(tiny: Model, call: str, messages: list[Message], rest: bytes) -> None:
     with contextlib.suppress(EnvironmentFault, LlamaRefused):

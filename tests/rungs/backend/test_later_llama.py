@@ -54,10 +54,8 @@ def test_llama_cpp_python_is_not_needed(library: str, tmp_path: Path) -> None:
         MODEL,
         "--llama",
         Path(library).parent,
-        "--probes",
-        "brief",
-        "-n",
-        "2",
+        "--tensor",
+        "blk.0.attn_[qk]",
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "harness")])}
     done = subprocess.run(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,12 @@ from gguf_verify.certificates.materials import Materials, collect
 from gguf_verify.kernels.foreign.names import Further
 from gguf_verify.support.errors import UsageError
 from tests.support.certificates import allowed, key
-from tests.support.tools import FIXTURES, ROOT
+from tests.support.tools import FIXTURES, ROOT, command_here
 
 
 def gguf_verify(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "gguf_verify", *map(str, arguments)]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    with contextlib.chdir(folder):
+        return command_here(*arguments)
 
 
 #: Has the assembler read a file, in the words that a search of the source does not find.
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entry = re.search(r"__global__ void (\w+)", source)[1]
     done = gguf_verify(
         folder, "my.gguf", "-p", "Once", "-n", "2", "--kernel", f"my.cu:{entry}", "--probes", "brief",
-        "--certificate", "my.json", "--sign-with", mine,
+        "--tensor", "blk.0.attn_k", "--certificate", "my.json", "--sign-with", mine,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_usage(asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_drawn_data_are_the_same_each_time_and_of_the_seed() -> None:
     one, again, other = (
-        verify(SMALL, NUMPY, rungs=["blocks"], options=Options(progress=False, seed=seed)).environment.file.sha256
+        verify(SMALL, NUMPY, rungs=["blocks"], options=replace(BRIEF, seed=seed)).environment.file.sha256
         for seed in (0, 0, 1)
     )
     assert one == again != other

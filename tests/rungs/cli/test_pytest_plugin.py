@@ -27,6 +27,12 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", *options, timeout=120)
 
 
+def run_here(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """As `run`, in this process: for what is refused before much is started."""
+    options = (f"--gguf={FIXTURES / 'tiny-Q4_0.gguf'}", "--gguf-host=cpu", *arguments)
+    return pytester.runpytest_inprocess("-p", "gguf_verify.pytest_plugin", "-rA", *options)
+
+
 def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     """attn_k has 128 rows, attn_q 256; the suite's own tests run too. No product uses token_embd."""
     pytester.makepyfile("def test_own(): pass")
@@ -128,7 +134,7 @@ def test_the_fixtures(pytester: pytest.Pytester) -> None:
             return {str(FIXTURES / "tiny-Q4_0.gguf")!r}
         @pytest.fixture
         def chosen():
-            return dict(rungs=["layers"], tensor="blk.0.attn_k", probes="brief", host="cpu")
+            return dict(rungs=["blocks"], tensor="blk.0.attn_k", probes="brief", host="cpu")
     """)
     pytester.makepyfile(f"""
         def test_right(verify_kernel, chosen):
@@ -166,14 +172,14 @@ def test_the_defaults_are_the_command_lines(pytestconfig: pytest.Config) -> None
 
 
 def test_what_cannot_be_run(pytester: pytest.Pytester) -> None:
-    done = run(pytester, "--gguf-tensor", "nothing")
+    done = run_here(pytester, "--gguf-tensor", "nothing")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done = run(pytester, "--gguf-kernel", "nope.py:gemm", "--gguf-tensor", r"blk\.0\.attn_q\.")
+    done = run_here(pytester, "--gguf-kernel", "nope.py:gemm", "--gguf-tensor", r"blk\.0\.attn_q\.")
     done.assert_outcomes(failed=2)
     done.stdout.fnmatch_lines(["kernel nope.py:gemm: nope.py is not a file"])
 
 
 def test_no_such_host(pytester: pytest.Pytester) -> None:
-    done = run(pytester, "--gguf-host=moon")
+    done = run_here(pytester, "--gguf-host=moon")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert "--gguf-host: choose one of auto, " in done.stdout.str() + done.stderr.str()

@@ -131,16 +131,10 @@ def test_another_version_is_refused(opened: Run, tmp_path: Path) -> None:
         assert [found for _, found in judging.each(opened, steps(*numbered(3, tmp_path)))] == [0, 1, 2]
 
 
-def test_none_is_left(opened: Run, tmp_path: Path) -> None:
+def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
+    """Also where the first is over after the second, and where more wait than the processes take; none is left."""
     with processes(work_of(opened), 2) as (judging, workers):
         pids = [worker.process.pid for worker in workers.workers]
-        list(judging.each(opened, steps(*numbered(4, tmp_path))))
-    assert gone(pids)
-
-
-def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
-    """Also where the first is over after the second, and where more wait than the processes take."""
-    with processes(work_of(opened), 2) as (judging, _):
         tasks = numbered(6, tmp_path / "each", first_waits=True)
         assert [found for _, found in judging.each(opened, steps(*tasks))] == [*range(6)]
         later, found = judging.later(opened), list[Any]()
@@ -148,6 +142,7 @@ def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
             later.give(task)
             found += later.found()
         found += later.found(all_of_them=True)
+    assert gone(pids)
     assert [number for _, number in found] == [task.number for task, _ in found] == [*range(12)]
 
 

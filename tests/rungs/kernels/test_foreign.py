@@ -32,7 +32,7 @@ from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, N, altered, mult
 from tests.support.needs import need
 from tests.support.processes import gone
 from tests.support.shown import text_of
-from tests.support.tools import ROOT, assert_one_line, cli, flat
+from tests.support.tools import ROOT, assert_one_line, cli, cli_here, flat
 
 
 @pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations", "on_device"])
@@ -253,7 +253,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(wrong=0)
 
     monkeypatch.setattr(replay, "diagnose_kernel", nothing)
-    options = Options(probes="brief", progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
+    options = Options(probes="brief", progress=False, tensor=r"[01]\.attn_[qk]", prompt="The", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1
     assert len(tried) == 6
@@ -310,7 +310,7 @@ def test_the_triton_example_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) 
 def test_an_example_without_its_library() -> None:
     if importlib.util.find_spec("torch") is not None:
         pytest.skip("PyTorch is installed")
-    done = cli(Q4_0, "--kernel", f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
+    done = cli_here(Q4_0, "--kernel", f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
     assert_one_line(
         done, 2, r"triton_q4_0\.py cannot be imported: ModuleNotFoundError: No module named 'torch'; modules are found"
     )

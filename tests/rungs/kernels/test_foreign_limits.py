@@ -216,17 +216,14 @@ def test_the_report_says_that_it_is_switched_off(tmp_path: Path) -> None:
     assert kernels.compilations["Q4_0"].accepted.startswith(f"not compiled by NVRTC ({SWITCH} is off)")
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
+def test_a_kernel_does_not_see_the_emulators_files(tmp_path: Path) -> None:
+    conditions = (
         '__has_include("emulator/foreign.hpp") || __has_include("foreign.hpp") || __has_include(<../foreign.hpp>)',
         "__has_include(<../cuda_on_cpu.hpp>) || __has_include(<../emulator/foreign.hpp>)",
         '__has_include("../../emulator/foreign.hpp") || __has_include("../../../emulator/foreign.hpp")',
         "defined(CUDA_ON_CPU_CHECKS) || defined(GGUF_VERIFY_FOREIGN)",
-    ],
-)
-def test_a_kernel_does_not_see_the_emulators_files(tmp_path: Path, condition: str) -> None:
-    text = f"#if {condition}\n#error seen\n#endif\n#include <cuda_fp16.h>\n"
+    )
+    text = "".join(f"#if {c}\n#error seen\n#endif\n" for c in conditions) + "#include <cuda_fp16.h>\n"
     kernels = compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = __half(1.0f);"))
     kernels.under("Q4_0", Schedule(checked=True))
     assert launched(kernels, 64) == 1

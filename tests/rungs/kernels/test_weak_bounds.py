@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gguf_verify import Drawn, Options, verify
 from gguf_verify.cli import main
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.report import card, scene
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.report import Report
@@ -96,12 +98,10 @@ def test_a_declared_order_of_sums_in_half_is_judged_by_its_bits(source: Path, ad
 
 def test_a_product_whose_bound_cannot_refuse_zeros_is_not_verified(source: Path) -> None:
     """Although its outputs are correct: so would others be."""
-    free, few = (
-        'accumulates="float16", deterministic',
-        'accumulates="float16", domain={"K": {"most": 4096}, "N": {"most": 128}, "M": {"most": 2}}, deterministic',
-    )
-    source.write_text(KERNELS.replace(free, few))
-    report = verified(f"{source}:apart", "layers", tensor="blk.0.attn_k")
+    few = 'domain={"K": {"most": 1024}, "N": {"most": 2}, "M": {"most": 1}}, deterministic'
+    source.write_text(KERNELS.replace("deterministic", few))
+    options = Options(probes="brief", progress=False)
+    report = verify(Drawn(("Q4_0",), (1,), (2,), (1024,)), f"{source}:apart", CpuHost(1), ["layers"], options)
     assert report.exit_code == 5, report.failures
     (left, *_) = words(report)
     assert "product" in left

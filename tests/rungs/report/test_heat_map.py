@@ -143,6 +143,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     cells = [e.text or "" for e in root.findall(".//{*}rect/{*}title")]
     assert len(cells) == 6
     assert all(re.fullmatch(r"blk\.[0-2] attn_[qk]: [0-9.e-]+", c) for c in cells)
+    arguments[-1] = "blk.0.attn_k"
     assert main([*arguments, "--heat-map", str(tmp_path / "map.png"), "--json", str(tmp_path / "r.json")]) == 0
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "r.json").read_text())["rungs"][0]["heat_map"] is None

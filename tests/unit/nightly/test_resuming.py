@@ -169,7 +169,7 @@ def test_two_configurations_in_one_history_at_once(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
-        prompts = {f"p{i}": "pass" for i in range(12)}
+        prompts = {f"p{i}": "pass" for i in range(5)}
         paths.append(write_config(folder, f'name = "{name}"\nhistory = "../h.sqlite"\njobs = 2', **prompts))
     pids = [fork_night(path) for path in paths]
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
@@ -177,7 +177,7 @@ def test_two_configurations_in_one_history_at_once(tmp_path: Path) -> None:
         nights = history.nights()
         assert sorted(n.number for n in nights) == [1, 2]
         assert {n.config for n in nights} == {"one", "two"}
-        assert all(n.finished and len(n.cells) == 12 for n in nights)
+        assert all(n.finished and len(n.cells) == 5 for n in nights)
         assert [n.config for n in history.nights(config="one")] == ["one"]
 
 

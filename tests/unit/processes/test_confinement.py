@@ -386,8 +386,9 @@ def test_a_fork() -> None:
                 os.setsid()
                 __import__("time").sleep(600)
 
-        ours_alone = np.ones(LIMITS.memory + (1 << 20), np.uint8)  # inherited memory does not count as a fork's own
-        made = Forked(run, False, 60.0, Confinement(LIMITS))
+        limits = replace(LIMITS, memory=1 << 28)
+        ours_alone = np.ones(limits.memory + (1 << 20), np.uint8)  # inherited memory does not count as a fork's own
+        made = Forked(run, False, 60.0, Confinement(limits))
         try:
             assert made.link.recv_bytes().decode() == "PermissionError PermissionError PermissionError /dev/null"
             left = below(made.pid)

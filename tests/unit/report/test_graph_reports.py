@@ -192,9 +192,9 @@ def test_markdown_of_hostile_names() -> None:
 
 @pytest.mark.parametrize("name", ["é_" * 200, "@" * 300])
 def test_markdown_stays_below_what_github_takes(name: str) -> None:
-    many = [operation(f"{i} {name}", "CPU", definitions=(name,)) for i in range(2000)]
+    many = [operation(f"{i} {name}", "CPU", definitions=(name,)) for i in range(800)]
     wrong = operation(name, first=wrong_node(name, place=name, extent=name, inputs=(name,) * 12))
-    found = graph(*many, wrong, not_judged=tuple(left(f"{i} {name}") for i in range(2000)), fault=name)
+    found = graph(*many, wrong, not_judged=tuple(left(f"{i} {name}") for i in range(800)), fault=name)
     made = markdown_of(found)
     assert len(made.encode()) < LIMIT < 65_536
     assert made.count("more, which do not fit here") == 3

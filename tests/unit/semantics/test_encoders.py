@@ -99,7 +99,7 @@ def slow_mmq(values: list[float]) -> tuple[float, bytes, bytes]:
 def test_mmq_encoders_are_the_slow_ones(case: Callable[[np.random.Generator], Floats]) -> None:
     x = case(generator("mmq", case.__name__))
     blocks = x.reshape(-1, QK)
-    blocks = blocks[:: max(1, len(blocks) // 1000)]
+    blocks = blocks[:: max(1, len(blocks) // 300)]
     slow = [slow_mmq(b) for b in blocks.tolist()]
     ds4 = np.array([list(half(d) + s + codes) for d, s, codes in slow], np.uint8)
     d4 = np.array([list(struct.pack("<f", d) + codes) for d, _, codes in slow], np.uint8)
@@ -111,7 +111,7 @@ def test_mmq_encoders_are_the_slow_ones(case: Callable[[np.random.Generator], Fl
 def test_q8_1_encoder_is_the_slow_one(case: Callable[[np.random.Generator], Floats]) -> None:
     x = case(generator("q8_1", case.__name__))
     blocks = x.reshape(-1, QK)
-    blocks = blocks[:: max(1, len(blocks) // 1000)]
+    blocks = blocks[:: max(1, len(blocks) // 300)]
     expected = np.array([list(slow_q8_1(b)) for b in blocks.tolist()], np.uint8)
     assert_same_blocks(encode_q8_1(blocks), expected, blocks, 36)
 
