@@ -27,6 +27,7 @@ from tests.support.shown import json_of, text_of, written
 NEUTRAL = {
     "prompt", "threads", "ctx_size", "seed", "repack", "reference", "llama", "exact_on", "time_limit",
     "kernel_time_limit", "kernel_memory", "verbose", "progress", "save_case", "declare", "imports", "loads",
+    "require_coverage",
 }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def test_a_class_that_nothing_recorded_is_skipped() -> None:
     found = report()
     rungs = {check.id for check in CHECKS if check.is_rung}
     assert set(skipped(found)) == {c.id for c in CHECKS if "gemm" in c.computes} - rungs - {
-        "tensors", "sandbox", "every-output",
+        "tensors", "sandbox", "every-output", "code",
     }  # fmt: skip
     assert skipped(found)["races"] == ("nothing of it was checked",)
     found.rungs[2].did("walls", 3)

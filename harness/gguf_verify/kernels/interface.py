@@ -97,9 +97,9 @@ class Candidate(ABC):
         """The files that its processes and compilers have opened so far; empty for a kernel of this project."""
         return OpenedFiles()
 
-    def executed(self) -> Execution:
-        """The code of its author that its processes have executed so far; empty for a kernel of this project."""
-        return Execution()
+    def executed(self) -> Execution | None:
+        """The code of its author that its processes have executed so far; None for a kernel of this project."""
+        return None
 
     @property
     def texts(self) -> Mapping[str, str]:

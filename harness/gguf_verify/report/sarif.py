@@ -80,6 +80,7 @@ _OTHERS = {
     "mismatch": ("error", "An output of the kernel or llama.cpp, or the file, is incorrect."),
     "broken-off": ("error", "The check could not be finished."),
     "not-opened": ("error", "The file could not be opened."),
+    "code-not-run": ("warning", "Code of the kernel was not executed by any call."),
     "file-changed": ("error", "The file was changed while it was checked."),
     "other-bits": (
         "note",

@@ -132,13 +132,13 @@ _MOST_SOURCE = 100
 _MARK = re.compile(r"(?://|#)\s*gguf-verify:\s*unreachable\s+because\s+(.+)")
 
 
-def coverage_of(execution: Execution, texts: Mapping[str, str]) -> CodeCoverage | None:
+def coverage_of(execution: Execution | None, texts: Mapping[str, str]) -> CodeCoverage | None:
     """The coverage of a kernel at the end of a run; None for a kernel of this project.
 
     Args:
         texts: the author's files that are observed: file → text.
     """
-    if not execution.files and not execution.missing and not texts:
+    if execution is None:
         return None
     found, lines, branches = list[NeverRan](), list[bool](), list[bool]()
     for file, executed in sorted(execution.files.items()):

@@ -96,14 +96,17 @@ class OpenedFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Observed:
-    """The observations of a kernel's processes: the files that they opened, and the code that they executed."""
+    """The observations of a kernel's processes: the files that they opened, and the code that they executed; None for
+    a kernel of this project."""
 
     opened: OpenedFiles = field(default_factory=OpenedFiles)
-    execution: Execution = field(default_factory=Execution)
+    execution: Execution | None = None
 
     def with_(self, other: Observed) -> Observed:
         """Both together."""
-        return Observed(self.opened.with_(other.opened), self.execution.with_(other.execution))
+        mine, others = self.execution, other.execution
+        both = mine.with_(others) if mine is not None and others is not None else mine or others
+        return Observed(self.opened.with_(other.opened), both)
 
 
 class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ class ForeignTask(Task):
     def opened(self) -> OpenedFiles:
         return self.kernel.opened
 
-    def executed(self) -> Execution:
+    def executed(self) -> Execution | None:
         return self.kernel.executed()
 
     @property

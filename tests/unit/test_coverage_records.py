@@ -1,0 +1,91 @@
+"""Records of executed code, and the reading of what an untrusted gcov or process says of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from gguf_verify.hosts import gcov
+from gguf_verify.results.coverage import MOST_LISTED, Executed, Execution, coverage_of, joined
+from gguf_verify.support.errors import EnvironmentFault
+
+ONCE = Executed({1: True, 2: False}, {(1, 0): (True, False)})
+
+
+def branch(count: int, throw: bool = False) -> dict[str, object]:
+    return {"count": count, "throw": throw, "fallthrough": False}
+
+
+def result(*lines: tuple[int, int, list[dict[str, object]]], file: str = "k.cu") -> bytes:
+    said = [{"line_number": n, "count": count, "branches": ways} for n, count, ways in lines]
+    return json.dumps({"current_working_directory": "/w", "files": [{"file": file, "lines": said}]}).encode()
+
+
+def test_code_that_ran_in_any_process_ran() -> None:
+    other = Executed({2: True, 3: False}, {(1, 0): (False, True), (3, 0): (False, False)})
+    both = joined([{"k.cu": ONCE}, {"k.cu": other, "h.cuh": ONCE}])
+    assert both["k.cu"] == Executed({1: True, 2: True, 3: False}, {(1, 0): (True, True), (3, 0): (False, False)})
+    assert both["h.cuh"] == ONCE
+
+
+def test_a_kernel_of_the_project_has_no_coverage() -> None:
+    assert coverage_of(None, {}) is None
+
+
+def test_a_kernel_that_was_not_called_is_not_covered() -> None:
+    found = coverage_of(Execution(), {"k.cu": "int x;"})
+    assert found is not None
+    assert (found.missing, found.complete) == (("it was not called",), False)
+
+
+def test_a_mark_holds_for_its_line_and_what_is_indented_further() -> None:
+    text = "a\nif (n < 0) {  // gguf-verify: unreachable because n is a size\n    b();\n\n    c();\n}\nd();\n"
+    lines = {1: True, 2: True, 3: False, 5: False, 7: False}
+    found = coverage_of(Execution({"k.cu": Executed(lines, {(2, 0): (False, True)})}), {"k.cu": text})
+    assert found is not None
+    assert [(p.line, p.last, p.unreachable) for p in found.never] == [
+        (2, 2, "n is a size"),
+        (3, 5, "n is a size"),
+        (7, 7, ""),
+    ]
+    assert (found.n_never, found.complete, found.lines_run, found.branches_run) == (1, False, 2, 0)
+
+
+def test_the_list_is_limited_and_the_number_is_not() -> None:
+    lines = {n: n % 2 == 0 for n in range(1, 4 * MOST_LISTED)}
+    found = coverage_of(Execution({"k.cu": Executed(lines)}), {})
+    assert found is not None
+    assert (len(found.never), found.n_never) == (MOST_LISTED, 2 * MOST_LISTED)
+
+
+def test_the_ways_of_each_condition_of_a_line() -> None:
+    lines = (3, 7, [branch(7), branch(0), branch(5), branch(2)]), (3, 0, []), (4, 0, [branch(0), branch(0)])
+    found = gcov._read(result(*lines), lambda path: path)
+    executed = Executed({3: True, 4: False}, {(3, 0): (True, False), (3, 1): (True, True), (4, 0): (False, False)})
+    assert found == {"/w/k.cu": executed}
+
+
+def test_a_call_that_may_throw_is_no_branch() -> None:
+    found = gcov._read(result((3, 1, [branch(1), branch(0, throw=True), branch(1), branch(1)])), lambda _: "k.cu")
+    assert found["k.cu"].branches == {(3, 0): (True, True)}
+
+
+def test_files_of_others_and_lines_that_cannot_be_are_ignored() -> None:
+    assert gcov._read(result((1, 1, [])), lambda _: None) == {}
+    assert gcov._read(result((0, 1, []), (10**9, 1, [])), lambda _: "k.cu") == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"files": 1}', b'{"files": [{"file": "k", "lines": [{}]}]}'])
+def test_a_result_that_is_not_valid_is_one_line(content: bytes) -> None:
+    with pytest.raises(EnvironmentFault, match=r"^gcov's result cannot be read$"):
+        gcov._read(content, lambda path: path)
+
+
+def test_a_result_that_inflates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcov, "_MOST_RESULT", 1000)
+    with pytest.raises(EnvironmentFault, match="larger than 1,000 bytes"):
+        gcov._inflated(gzip.compress(bytes(10_000)))
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
+        gcov._inflated(b"no gzip")
