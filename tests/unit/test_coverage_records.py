@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_the_list_is_limited_and_the_number_is_not() -> None:
 
 
 def test_the_ways_of_each_condition_of_a_line() -> None:
-    lines = (3, 7, [branch(7), branch(0), branch(5), branch(2)]), (3, 0, []), (4, 0, [branch(0), branch(0)])
+    lines: Any = (3, 7, [branch(7), branch(0), branch(5), branch(2)]), (3, 0, []), (4, 0, [branch(0), branch(0)])
     found = gcov._read(result(*lines), lambda path: path)
     executed = Executed({3: True, 4: False}, {(3, 0): (True, False), (3, 1): (True, True), (4, 0): (False, False)})
     assert found == {"/w/k.cu": executed}
