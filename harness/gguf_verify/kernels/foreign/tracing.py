@@ -1,0 +1,197 @@
+"""Observation of the author's code in a kernel's process.
+
+From Python 3.12, `sys.monitoring` reports each line and each way of a branch once, and then costs nothing. Before,
+`sys.settrace` reports every line of a function until all of it has run; and every instruction while a branch is open
+that lines cannot tell. A loop that runs often would be slow for ever. So each code object has an allowance of events
+for every call of the kernel. What may run after it is used up is unknown, unless it is seen in another call.
+
+Not observed are processes that the kernel starts, and, before Python 3.12, threads that `threading` did not start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from .observation import PER_CALL, Observer, Watched
+
+Trace = Callable[[FrameType, str, Any], Any]
+_monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12
+
+
+class Monitoring(Observer):
+    """By `sys.monitoring`, from Python 3.12."""
+
+    def __init__(self, kernel: Path) -> None:
+        super().__init__(kernel)
+        self._tool = -1
+        #: Since the last call: id of a code object and offset of a branch that is open → its events; and the code with
+        #: branches that had too many.
+        self._counts: dict[tuple[int, int], int] = {}
+        self._spent: dict[int, CodeType] = {}
+
+    def start(self) -> None:
+        monitoring = _monitoring
+        taken = [monitoring.get_tool(i) for i in (monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID)]
+        free = [i for i in (3, 4, monitoring.PROFILER_ID, monitoring.OPTIMIZER_ID) if monitoring.get_tool(i) is None]
+        if any(taken) or sys.gettrace() is not None or not free:
+            self._reason = f"another tool observes this process: {next(filter(None, taken), 'sys.settrace')}"
+            return
+        self._tool, events = free[0], monitoring.events
+        monitoring.use_tool_id(self._tool, "gguf-verify")
+        #: Before Python 3.14, one event for both ways, which goes on until both are known.
+        self._each_way = hasattr(events, "BRANCH_LEFT")
+        branches = [events.BRANCH_LEFT, events.BRANCH_RIGHT] if self._each_way else [events.BRANCH]
+        self._local, self._off = events.LINE | sum(branches), monitoring.DISABLE
+        monitoring.register_callback(self._tool, events.PY_START, self._start)
+        monitoring.register_callback(self._tool, events.LINE, self._line)
+        for event in branches:
+            monitoring.register_callback(self._tool, event, self._branch)
+        monitoring.set_events(self._tool, events.PY_START)
+
+    def stop(self) -> None:
+        if self._tool >= 0:
+            _monitoring.set_events(self._tool, 0)
+            for code in self.codes:
+                self._set(code, 0)
+            _monitoring.free_tool_id(self._tool)
+            self._tool = -1
+
+    def new_call(self) -> None:
+        for code in self._spent.values():
+            self._set(code, 0)  # else the branches that were switched off would stay so
+            self._set(code, self._local)
+        self._counts, self._spent = {}, {}
+
+    def _set(self, code: CodeType, events: int) -> None:
+        _monitoring.set_local_events(self._tool, code, events)
+
+    def _start(self, code: CodeType, offset: int) -> object:
+        found = self.watched(code)
+        if found is not None:
+            found.ran = True
+            self._set(code, self._local)
+        return self._off
+
+    def _line(self, code: CodeType, line: int) -> object:
+        found = self._by_id.get(id(code))
+        if found is not None:
+            found.open_lines.discard(line)
+        return self._off
+
+    def _branch(self, code: CodeType, offset: int, destination: int) -> object:
+        found = self._by_id.get(id(code))
+        jump = None if found is None else found.map.jumps.get(offset)
+        if found is None or jump is None:
+            return self._off
+        found.open_ways.discard(jump.way_to(destination))
+        still = {jump.way, jump.other} & found.open_ways
+        if self._each_way or not still:
+            return self._off
+        key = id(code), offset
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] < PER_CALL:
+            return None
+        found.unknown_ways |= still
+        self._spent[id(code)] = code
+        return self._off
+
+
+class Tracing(Observer):
+    """By `sys.settrace`, before Python 3.12."""
+
+    def __init__(self, kernel: Path) -> None:
+        super().__init__(kernel)
+        self._trace: Trace = self._call  # one object, to be compared with
+        self._off = True
+
+    def start(self) -> None:
+        if sys.gettrace() is not None:
+            self._reason = "another tool observes this process: sys.settrace"
+            return
+        self._off = False
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+
+    def stop(self) -> None:
+        if sys.gettrace() is self._trace:
+            sys.settrace(None)
+        if threading.gettrace() is self._trace:
+            threading.settrace(None)  # type: ignore[arg-type]
+        self._off = True
+
+    def new_call(self) -> None:
+        super().new_call()
+        if not self._off and self._all and all(each.closed for each in self._all.values()):
+            self.check()
+            self.stop()
+
+    def check(self) -> None:
+        if not self._off and sys.gettrace() is not self._trace:
+            self._reason = "the kernel has set a trace function of its own"
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
+        found = self.watched(frame.f_code)
+        if found is None or event != "call":
+            return None
+        found.ran = True
+        if found.closed:
+            return None
+        if found.left <= 0:
+            found.cut(None)
+            return None
+        if found.needs_opcodes:
+            if found.opcodes_left > 0:
+                frame.f_trace_opcodes = True
+            else:
+                found.cut_opcodes(None)
+        return _of_frame(found)
+
+
+def _of_frame(watched: Watched) -> Trace:
+    """Return the trace function of one frame."""
+    open_lines, open_ways = watched.open_lines, watched.open_ways
+    edges, arcs, jumps = watched.map.edges, watched.map.arcs, watched.map.jumps
+    last_line, last = 0, -1
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Trace | None:
+        nonlocal last_line, last
+        at = frame.f_lasti
+        if event == "opcode":
+            if last in jumps:
+                open_ways.discard(edges.get((last, at), (-1, -1)))
+                if not watched.needs_opcodes:
+                    frame.f_trace_opcodes = False
+            last = at
+            watched.opcodes_left -= 1
+            if watched.opcodes_left <= 0 and frame.f_trace_opcodes:
+                watched.cut_opcodes(at)
+                frame.f_trace_opcodes = False
+        elif event == "line":
+            line = frame.f_lineno
+            open_lines.discard(line)
+            open_ways.difference_update(arcs.get((last_line, at), ()))
+            last_line = line
+            watched.left -= 1
+            if not open_lines and not open_ways:
+                frame.f_trace = None
+            elif watched.left <= 0:
+                watched.cut(at)
+                frame.f_trace_opcodes = False
+                frame.f_trace = None
+        return trace
+
+    return trace
+
+
+def observe(kernel: Path) -> Observer:
+    """Begin to observe the code of a kernel's file, which is not imported yet, and of what it imports."""
+    observer: Observer = Monitoring(kernel) if _monitoring is not None else Tracing(kernel)
+    os.register_at_fork(before=observer.forks)
+    observer.start()
+    return observer
