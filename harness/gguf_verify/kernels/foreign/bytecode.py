@@ -314,14 +314,23 @@ class CodeMap:
             found[each.offset] = [*falls, *([] if each.target is None else [each.target])]
         return found
 
-    def reachable(self, offset: int) -> tuple[frozenset[int], frozenset[Way]]:
-        """Return the lines and ways that a frame may still execute that is at an offset."""
+    def reachable(
+        self, offset: int, way: Way | None = None, line: int | None = None
+    ) -> tuple[frozenset[int], frozenset[Way]]:
+        """Return the lines and ways that a frame at an offset may still execute.
+
+        Args:
+            way, line: not taken, and not executed.
+        """
+        closed = {edge for edge, other in self.edges.items() if other == way}
+        avoided = {each.offset for each in self._instructions if line is not None and each.line == line}
         seen, waiting = set[int](), [offset]
         while waiting:
             at = waiting.pop()
-            if at not in seen and at in self._after:
+            if at not in seen and at not in avoided and at in self._after:
                 seen.add(at)
-                waiting += [*self._after[at], *(each.target for each in self._handlers if each.start <= at < each.end)]
+                waiting += [to for to in self._after[at] if (at, to) not in closed]
+                waiting += [each.target for each in self._handlers if each.start <= at < each.end]
         lines = {each.line for each in self._instructions if each.offset in seen and each.line}
         ways = {way for (at, _), way in self.edges.items() if at in seen}
         return frozenset(lines), frozenset(ways)

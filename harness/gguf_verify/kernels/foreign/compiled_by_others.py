@@ -42,7 +42,7 @@ def replaced(codes: Sequence[CodeType], kernel: Any, own: Callable[[type], bool]
         package = str(kind.__module__).partition(".")[0]
         if isinstance(holder, Oracle):
             reason = "runs in the oracle's process", False
-        elif package in _CALL or own(kind):
+        elif package in _CALL or kind.__module__ not in sys.modules or own(kind):
             continue
         else:
             reason = f"compiled by {package}", True

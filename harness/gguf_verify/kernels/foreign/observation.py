@@ -61,6 +61,15 @@ class Watched:
         self.unknown_lines |= self.open_lines & lines
         self.unknown_ways |= self.open_ways & ways
 
+    def infer(self) -> None:
+        """Note the unknown lines and ways without which no path leads to the lines that ran."""
+        for line in self.open_lines & self.unknown_lines:
+            if not self.map.lines - self.open_lines <= self.map.reachable(0, line=line)[0]:
+                self.open_lines.discard(line)
+        for way in self.open_ways & self.unknown_ways:
+            if not self.map.lines - self.open_lines <= self.map.reachable(0, way)[0]:
+                self.open_ways.discard(way)
+
     def cut_opcodes(self, at: int | None) -> None:
         """Note the same of a frame of which only the instructions are unseen."""
         ways = self.open_ways if at is None else self.map.reachable(at)[1]
@@ -166,6 +175,8 @@ class Observer:
         self.check()
         if self._reason is not None:
             return {"files": {}, "unobserved": [self._reason]}
+        for each in self._all.values():
+            each.infer()
         reasons = self._replaced()
         words = [*reasons.values(), *self._cut(reasons), *self._not_met()]
         if self._forked:

@@ -180,10 +180,12 @@ def _of_frame(watched: Watched) -> Trace:
             watched.left -= 1
             if not open_lines and not open_ways:
                 frame.f_trace = None
-            elif watched.left <= 0:
+                return None  # what is returned becomes `f_trace`
+            if watched.left <= 0:
                 watched.cut(at)
-                frame.f_trace_opcodes = False
-                frame.f_trace = None
+                frame.f_trace_opcodes = frame.f_trace_lines = False
+        elif event == "return":  # of a frame that was not followed to its end
+            open_lines.discard(frame.f_lineno)
         return trace
 
     return trace
