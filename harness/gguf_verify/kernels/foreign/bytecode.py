@@ -1,9 +1,10 @@
 """Lines and branches of a Python code object, derived from its bytecode.
 
 A branch is a decision of the author: a test of `if`, `while`, `and`, `or`, a conditional expression, a comprehension, a
-pattern or an `except`, or a loop's end. Each has two ways out, first the one of a true test (the body of a loop), then
-the other. A way that ends the program is not listed: that of a failed `assert`, and the exception that no `except`
-handles. Jumps that only the compiler knows are skipped: those of `with`, of `await` and of re-raised exceptions.
+pattern or an `except`, or a loop's end. Each has two ways out: first the one of a true value (of `not x`, the value of
+x) or into a loop, then the other. A way that ends the program is not listed: that of a failed `assert`, and that of an
+exception which no `except` handles. Jumps that only the compiler knows are skipped: those of `with`, of `await` and of
+re-raised exceptions.
 
 The compiler copies code, such as the test of `while` and the body of `finally`. Copies have the same position in the
 source, and are one branch.

@@ -14,7 +14,7 @@ _Line = Annotated[int, msgspec.Meta(ge=1, lt=10**7)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=10**4)]
 _Ways = Annotated[tuple[bool, ...], msgspec.Meta(min_length=1, max_length=16)]
 _Path = Annotated[str, msgspec.Meta(max_length=4096, pattern="^/")]
-_Words = Annotated[str, msgspec.Meta(max_length=300)]
+_Words = Annotated[str, msgspec.Meta(max_length=400)]
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

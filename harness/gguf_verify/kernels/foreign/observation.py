@@ -17,10 +17,11 @@ from ...support.paths import PACKAGE
 from .bytecode import CodeMap, Skipped, Way, codes_in, skipped_in
 from .compiled_by_others import names_in, replaced
 
-#: Events of one code object that are observed: while the kernel is imported, and in each call of it.
-AT_IMPORT, PER_CALL = 200_000, 20_000
+#: Most events of one code object that are observed: while the kernel is imported, in a call, and in a call after the
+#: number of those in all calls.
+AT_IMPORT, PER_CALL, LATER, EARLY = 200_000, 20_000, 2_000, 500_000
 _MOST_SOURCE = 1 << 22
-_MOST_WORDS, _MOST_REASONS = 200, 50
+_MOST_WORDS, _MOST_REASONS, _MOST_NAMES = 300, 50, 4
 _OPTIMIZED = 1  # of functions: neither a module's code nor a class's
 
 
@@ -38,7 +39,13 @@ class Watched:
         self.unknown_lines, self.unknown_ways = set[int](), set[Way]()
         self.ran = self.rewritten = False
         #: Events that are left, of lines and of instructions.
-        self.left = self.opcodes_left = AT_IMPORT
+        self.left = self.opcodes_left = self._allowed = AT_IMPORT
+        self._used = 0
+
+    def new_call(self) -> None:
+        """Allow events of a further call."""
+        self._used += 2 * self._allowed - self.left - self.opcodes_left
+        self.left = self.opcodes_left = self._allowed = PER_CALL if self._used < EARLY else LATER
 
     @property
     def closed(self) -> bool:
@@ -116,7 +123,7 @@ class Observer:
     def new_call(self) -> None:
         """Begin a call of the kernel."""
         for each in self._all.values():
-            each.left = each.opcodes_left = PER_CALL
+            each.new_call()
 
     def check(self) -> None:
         """Note if the observation was ended by something else."""
@@ -178,9 +185,9 @@ class Observer:
         for each in self._all.values():
             each.infer()
         reasons = self._replaced()
-        words = [*reasons.values(), *self._cut(reasons), *self._not_met()]
+        words = [*self._named(reasons), *self._not_met()]
         if self._forked:
-            words.append("processes that the kernel forks")
+            words.append("processes that the kernel forks are not observed")
         files: dict[str, dict[str, Any]] = {}
         lines: dict[tuple[str, int], bool | None] = {}
         for each in self._all.values():
@@ -214,7 +221,7 @@ class Observer:
         return {"files": files, "unobserved": shortened[:_MOST_REASONS]}
 
     def _replaced(self) -> dict[int, str]:
-        """Return id of a code object that cannot run here → its name and why, in words."""
+        """Return id of a code object that cannot run here → why, in words."""
         functions = [each for each in self._all.values() if each.code.co_flags & _OPTIMIZED]
         never = {id(each.code): each for each in functions if not each.ran}
         why: dict[int, tuple[str, bool]] = {}
@@ -226,11 +233,7 @@ class Observer:
         for root, reason in list(why.items()):
             for each in self._called([self._watched_at(root)], never) - (set() if reason[1] else live):
                 why.setdefault(each, reason)
-        found: dict[int, str] = {}
-        for root, (words, _) in why.items():
-            of = self._watched_at(root)
-            found |= {inner: f"{_place(of)}: {words}, not observed" for inner in of.inside}
-        return found
+        return {inner: reason for root, (reason, _) in why.items() for inner in self._watched_at(root).inside}
 
     def _watched_at(self, key: int) -> Watched:
         found = self._by_id[key]
@@ -252,20 +255,26 @@ class Observer:
         module = sys.modules.get(kind.__module__)
         return self.own(str(getattr(module, "__file__", None)))
 
-    def _cut(self, reasons: dict[int, str]) -> list[str]:
-        """Return the code that ran too often to be followed, as far as something of it is unknown."""
-        return [
-            f"{_place(each)}: runs too often to be observed throughout"
-            for each in self._all.values()
-            if id(each.code) not in reasons
-            and (each.open_lines & each.unknown_lines or each.open_ways & each.unknown_ways)
-        ]
+    def _named(self, reasons: dict[int, str]) -> list[str]:
+        """Return the reasons, each with its code; also of code of which something is unknown."""
+        names: dict[str, dict[tuple[str, str], str]] = {}
+        for each in self._all.values():
+            cut = each.open_lines & each.unknown_lines or each.open_ways & each.unknown_ways
+            reason = reasons.get(id(each.code))
+            if reason is None and not cut:
+                continue
+            words = "runs too often to be observed throughout" if reason is None else f"not observed, {reason}"
+            file, function = os.path.basename(each.code.co_filename), each.code.co_qualname.partition(".<locals>")[0]
+            # the function itself comes before those inside it
+            place = f"{file}:{each.code.co_firstlineno} {function}"
+            names.setdefault(words, {}).setdefault((each.code.co_filename, function), place)
+        return [f"{words}: {_listed(list(of.values()))}" for words, of in names.items()]
 
     def _not_met(self) -> list[str]:
         """Return the modules of the author that were imported unseen, or are compiled."""
         met = {each.code.co_filename for each in self._all.values()}
         files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-        return [f"{os.path.basename(file)}: not observed" for file in sorted(files - met) if self.own(file)]
+        return [f"not observed: {os.path.basename(file)}" for file in sorted(files - met) if self.own(file)]
 
 
 def _skipped(file: str) -> Skipped:
@@ -276,6 +285,6 @@ def _skipped(file: str) -> Skipped:
     return skipped_in(source) if len(source) <= _MOST_SOURCE else Skipped()
 
 
-def _place(watched: Watched) -> str:
-    code = watched.code
-    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {code.co_qualname}"
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -136,7 +136,10 @@ class Tracing(Observer):
             self._reason = "the kernel has set a trace function of its own"
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
-        found = self.watched(frame.f_code)
+        code = frame.f_code
+        if not self._own.get(code.co_filename, True):  # known to be another's: the most frequent case
+            return None
+        found = self.watched(code)
         if found is None or event != "call":
             return None
         found.ran = True
