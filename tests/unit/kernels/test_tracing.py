@@ -260,6 +260,39 @@ def test_a_loop_that_runs_often(tmp_path: Path) -> None:
     assert dict(here["lines"])[7] is True
 
 
+def test_a_function_that_is_called_often(tmp_path: Path) -> None:
+    """Before Python 3.12, nothing is seen after some hundred thousand calls: what follows in that call is unknown."""
+    source = """\
+def main(n):
+    if n == 77:  # 01
+        return 1  # never
+    before(n)
+    for i in range(120_000):
+        step(i)
+    if n == 78:
+        return 2
+    return 3
+def before(n):
+    if n == 79:
+        return 4
+def step(i):
+    if i < 0:
+        return 5
+def after(i):
+    return 6
+"""
+    found = run(tmp_path, source)
+    here = found["files"][str(tmp_path / "kernel_here.py")]
+    lines, branches = dict(here["lines"]), {line: ways for line, _, ways in here["branches"]}
+    assert lines[3] is False
+    assert branches[2] == [False, True]
+    unknown = {8, 12, 15}
+    assert unknown & {line for line, ran in lines.items() if not ran} == (unknown if MONITORING else set())
+    late = source.replace("n == 78", "n == 1").replace("n == 79", "n == 1").replace("120_000", "5")
+    here = run(tmp_path, late, (0, 1))["files"][str(tmp_path / "kernel_here.py")]
+    assert [line for line, ran in here["lines"] if not ran] == [3, 15, 17]
+
+
 def test_exceptions_leave_the_kernel_as_it_is(tmp_path: Path) -> None:
     source = """\
 class Truthless:

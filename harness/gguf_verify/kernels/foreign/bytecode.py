@@ -272,7 +272,7 @@ class CodeMap:
             edges.setdefault(way, set()).add(edge)
         found: dict[tuple[int, int], list[Way]] = {}
         for way, without in edges.items():
-            for line in {lines[at] for at, _ in without} - {None}:
+            for line in {line for at, _ in without if (line := lines[at]) is not None}:
                 begins = entries.get(line, set()) | {self._instructions[0].offset} | handlers
                 for to in self._exits(begins, line, lines) - self._exits(begins, line, lines, without):
                     found.setdefault((line, to), []).append(way)
@@ -304,7 +304,8 @@ class CodeMap:
     @cached_property
     def _handlers(self) -> Sequence[Any]:
         """Ranges of code, and the offset of the handler of their exceptions."""
-        return dis.Bytecode(self._code).exception_entries
+        entries: Sequence[Any] = vars(dis.Bytecode(self._code))["exception_entries"]
+        return entries
 
     @cached_property
     def _after(self) -> Mapping[int, list[int]]:

@@ -165,11 +165,11 @@ class Observer:
         file = code.co_filename
         if file not in self._skipped:
             self._skipped[file] = _skipped(file)
-        for each in codes_in(code):
-            if each not in self._all:
-                self._all[each] = Watched(each, self._skipped[file])
-            self._by_id[id(each)] = self._all[each]
-            self.codes.append(each)
+        for inside in codes_in(code):
+            if inside not in self._all:
+                self._all[inside] = Watched(inside, self._skipped[file])
+            self._by_id[id(inside)] = self._all[inside]
+            self.codes.append(inside)
         return self._all[code]
 
     def executed(self) -> dict[str, Any]:

@@ -18,7 +18,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from .compiled_by_others import names_in
 from .observation import PER_CALL, Observer, Watched
+
+#: Most calls of functions that `sys.settrace` reports in a call of the kernel; a twentieth after ten times as many.
+MOST_CALLED = 100_000
 
 Trace = Callable[[FrameType, str, Any], Any]
 _monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12
@@ -90,7 +94,7 @@ class Monitoring(Observer):
         if found is None or jump is None:
             return self._off
         found.open_ways.discard(jump.way_to(destination))
-        still = {jump.way, jump.other} & found.open_ways
+        still = found.open_ways.intersection((jump.way, jump.other))
         if self._each_way or not still:
             return self._off
         key = id(code), offset
@@ -108,39 +112,61 @@ class Tracing(Observer):
     def __init__(self, kernel: Path) -> None:
         super().__init__(kernel)
         self._trace: Trace = self._call  # one object, to be compared with
-        self._off = True
+        #: What this thread's trace function should be; and whether another thread has none any more.
+        self._set: Trace | None = None
+        self._thread_lost = False
+        #: Calls of functions, of anyone, that may still be seen in this call of the kernel; and all of them so far.
+        self._left, self._used = sys.maxsize, 0  # importing PyTorch takes millions
 
     def start(self) -> None:
         if sys.gettrace() is not None:
             self._reason = "another tool observes this process: sys.settrace"
             return
-        self._off = False
         threading.settrace(self._trace)
-        sys.settrace(self._trace)
+        self._turn(self._trace)
 
     def stop(self) -> None:
         if sys.gettrace() is self._trace:
-            sys.settrace(None)
+            self._turn(None)
         if threading.gettrace() is self._trace:
-            threading.settrace(None)  # type: ignore[arg-type]
-        self._off = True
+            threading.settrace(None)
+
+    def _turn(self, trace: Trace | None) -> None:
+        self._set = trace
+        sys.settrace(trace)
 
     def new_call(self) -> None:
         super().new_call()
-        if not self._off and self._all and all(each.closed for each in self._all.values()):
-            self.check()
-            self.stop()
+        self.check()
+        if self._reason is not None or threading.gettrace() is not self._trace:
+            return
+        self._used += max(0, self._allowed - self._left)
+        self._left = self._allowed
+        closed = self._all and all(each.closed for each in self._all.values())
+        if self._set is (self._trace if closed else None):
+            self._turn(None if closed else self._trace)
+
+    @property
+    def _allowed(self) -> int:
+        return MOST_CALLED if self._used < 10 * MOST_CALLED else MOST_CALLED // 20
 
     def check(self) -> None:
-        if not self._off and sys.gettrace() is not self._trace:
+        if self._reason is None and sys.gettrace() is not self._set:
             self._reason = "the kernel has set a trace function of its own"
+        if self._thread_lost:
+            for each in self._all.values():
+                each.cut(None)
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
+        self._left -= 1
+        if self._left < 0:
+            self._pause(frame)
+            return None
         code = frame.f_code
         if not self._own.get(code.co_filename, True):  # known to be another's: the most frequent case
             return None
         found = self.watched(code)
-        if found is None or event != "call":
+        if found is None:
             return None
         found.ran = True
         if found.closed:
@@ -154,6 +180,27 @@ class Tracing(Observer):
             else:
                 found.cut_opcodes(None)
         return _of_frame(found)
+
+    def _pause(self, frame: FrameType | None) -> None:
+        """Stop for the rest of this call of the kernel, and note what may run in it."""
+        if threading.current_thread() is threading.main_thread():
+            self._turn(None)
+        else:
+            self._thread_lost = True
+            sys.settrace(None)
+        stack: list[tuple[Watched, int]] = []
+        while frame is not None:
+            found = self._by_id.get(id(frame.f_code))
+            if found is not None:
+                stack.append((found, frame.f_lasti))
+            frame = frame.f_back
+        called = {name for found, _ in stack for name in names_in(found.code)}
+        for found, at in stack:
+            found.cut(None if found.code.co_name in called else max(0, at))
+        running = {id(found) for found, _ in stack}
+        for each in self._all.values():
+            if id(each) not in running:
+                each.cut(None)
 
 
 def _of_frame(watched: Watched) -> Trace:
