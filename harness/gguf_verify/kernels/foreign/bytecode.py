@@ -326,7 +326,8 @@ class CodeMap:
         """
         closed = {edge for edge, other in self.edges.items() if other == way}
         avoided = {each.offset for each in self._instructions if line is not None and each.line == line}
-        seen, waiting = set[int](), [offset]
+        # a frame that calls may be at a cache behind its instruction
+        seen, waiting = set[int](), [max(each.offset for each in self._instructions if each.offset <= offset)]
         while waiting:
             at = waiting.pop()
             if at not in seen and at not in avoided and at in self._after:

@@ -138,13 +138,14 @@ class Tracing(Observer):
     def new_call(self) -> None:
         super().new_call()
         self.check()
+        trace = self._trace
         if self._reason is not None or threading.gettrace() is not self._trace:
             return
         self._used += max(0, self._allowed - self._left)
         self._left = self._allowed
-        closed = self._all and all(each.closed for each in self._all.values())
-        if self._set is (self._trace if closed else None):
-            self._turn(None if closed else self._trace)
+        closed = bool(self._all) and all(each.closed for each in self._all.values())
+        if closed == (self._set is not None):
+            self._turn(None if closed else trace)
 
     @property
     def _allowed(self) -> int:
