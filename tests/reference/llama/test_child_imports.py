@@ -59,7 +59,8 @@ _PROTOCOL = {"support.lanes", "support.protocol", "support.sealed", "support.scr
 
 OF_A_KERNEL = _SUPPORT | {"hosts.memory"} | {
     f"kernels.foreign.{name}" for name in (
-        "__main__", "api", "child", "faults", "frames", "operands", "python_kernel", "task_runner",
+        "__main__", "api", "bytecode", "child", "compiled_by_others", "faults", "frames", "observation", "operands",
+        "python_kernel", "tracing",
     )
 }  # fmt: skip
 OF_A_READER = _SUPPORT | _GIVEN | _LLAMA | {"llama.reader_process"}

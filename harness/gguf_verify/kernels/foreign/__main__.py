@@ -14,6 +14,7 @@ from typing import Any
 from . import api
 from .child import OracleRunner, Runner, import_kernel, serve
 from .python_kernel import runner_of
+from .tracing import observe
 
 
 def _runner(asked: dict[str, Any]) -> Runner:
@@ -25,8 +26,10 @@ def _runner(asked: dict[str, Any]) -> Runner:
         from .functions import FunctionRunner
 
         return FunctionRunner(asked)
-    found = import_kernel(Path(asked["path"]), asked["name"])
-    return OracleRunner(found) if asked.get("oracle") else runner_of(found)
+    path = Path(asked["path"])
+    observer = None if asked.get("oracle") else observe(path)
+    found = import_kernel(path, asked["name"])
+    return runner_of(found, observer) if observer is not None else OracleRunner(found)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from .api import ARRAYS, DEVICES, HALVES, TASKS, Shape, table_of
 from .child import Runner
 from .faults import Fault, raised, unchanged
 from .frames import Frame, as_array, described, frame_of, poison_answer
+from .observation import Observer
 from .operands import Mapped
 
 _MATRICES = ("weights", "activations", "output")
@@ -43,9 +44,14 @@ def frames_of(table: dict[str, Any]) -> tuple[Frame, Frame]:
     return frame_of(arrays, device), frame_of(arrays, device)
 
 
-def runner_of(kernel: Any) -> Runner:
-    """Return the runner of a kernel. Raises UsageError if its declaration is invalid; EnvironmentFault."""
-    return TaskRunner(kernel) if getattr(kernel, "computes", "gemm") in TASKS else PythonRunner(kernel)
+def runner_of(kernel: Any, observer: Observer | None = None) -> Runner:
+    """Return the runner of a kernel. Raises UsageError if its declaration is invalid; EnvironmentFault.
+
+    Args:
+        observer: has observed the import of its file; None: the kernel was imported before.
+    """
+    kind = TaskRunner if getattr(kernel, "computes", "gemm") in TASKS else PythonRunner
+    return kind(kernel, observer)
 
 
 class PythonFunction:
@@ -54,7 +60,10 @@ class PythonFunction:
     Raises UsageError if it has no declaration; EnvironmentFault if the library of its arrays is missing.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, observer: Observer | None = None) -> None:
+        self._observer = observer
+        if observer is not None:
+            observer.kernel = kernel
         self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
         self._kernel, self._fmt = kernel, ""
         #: Frames of the loaded operands, and of one call.
@@ -67,6 +76,22 @@ class PythonFunction:
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")
+
+    def executed(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        """Write the code that ran to the operand "executed", uint8[room], as JSON: `Observer.executed`.
+
+        Returns its size in bytes. Nothing is written if there is less room.
+        """
+        unseen = {"files": {}, "unobserved": ["the kernel was imported before its process began"]}
+        said = unseen if self._observer is None else self._observer.executed()
+        content, room = json.dumps(said).encode(), operands["executed"].array
+        if len(content) <= len(room):
+            room[: len(content)] = np.frombuffer(content, np.uint8)
+        return {"size": len(content)}
+
+    def _begin_call(self) -> None:
+        if self._observer is not None:
+            self._observer.new_call()
 
     def _returned(self, who: str, call: Callable[[], Any]) -> Any:
         """Call a function of the author."""
@@ -87,14 +112,15 @@ class PythonFunction:
 class PythonRunner(PythonFunction):
     """A kernel that multiplies."""
 
-    def __init__(self, kernel: Any) -> None:
-        super().__init__(kernel)
+    def __init__(self, kernel: Any, observer: Observer | None = None) -> None:
+        super().__init__(kernel, observer)
         self._pack = getattr(kernel, "pack", None)
 
     def declared(self) -> dict[str, Any]:
         return {"declared": self._table, "packs": self._pack is not None}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._begin_call()
         self._fmt, self._held = question["format"], operands
         self._holding.forget()
         # A pack function in NumPy may write into its argument.
@@ -115,6 +141,7 @@ class PythonRunner(PythonFunction):
         return {}
 
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._begin_call()
         shape, frame = Shape(self._fmt, *question["shape"]), self._calling
         output, out = operands["output"].operand, operands["output"].array
         given = {
@@ -146,8 +173,8 @@ class PythonRunner(PythonFunction):
 class TaskRunner(PythonFunction):
     """A kernel without a product: a dequantizer, a quantizer or a repacking."""
 
-    def __init__(self, kernel: Any) -> None:
-        super().__init__(kernel)
+    def __init__(self, kernel: Any, observer: Observer | None = None) -> None:
+        super().__init__(kernel, observer)
         self._unpack = getattr(kernel, "unpack", None)
         #: A packed array that was made before the verifier had room for it.
         self._kept: npt.NDArray[Any] | None = None
@@ -156,12 +183,14 @@ class TaskRunner(PythonFunction):
         return {"declared": self._table, "unpacks": callable(self._unpack)}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._begin_call()
         self._fmt, self._held = question["format"], operands
         self._holding.forget()
         self._weights, self._kept = self._holding.array(operands["weights"]), None
         return {}
 
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._begin_call()
         shape = Shape(self._fmt, *question["shape"])
         if self._table["computes"] == "repack":
             if question["unpacks"]:
