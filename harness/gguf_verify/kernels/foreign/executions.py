@@ -8,8 +8,11 @@ verdict does not rest on it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +20,11 @@ import numpy as np
 from ...hosts.choice import HOSTS
 from ...hosts.compiler import counts_fault
 from ...hosts.gcov import MOST_COUNTERS
-from ...results.coverage import Executed, joined
-from ...support.errors import EnvironmentFault, KernelFault
+from ...results.coverage import Executed, Execution, joined
+from ...support.errors import EnvironmentFault, KernelFault, UsageError
 from .conversation import Conversation
-from .cuda import CudaKernels
+from .cuda import CudaKernels, read_text
+from .executed import executed_by_python
 from .operands import MemoryFile, Operand, laid_out
 
 
@@ -71,7 +75,30 @@ class Executions:
     def _read(self, fmt: str, told: bytes) -> Mapping[str, Executed]:
         if self._compiled is not None:
             return self._compiled.executed(fmt, told)
-        return {}
+        files, unobserved = executed_by_python(told)
+        self.missing |= dict.fromkeys(unobserved)
+        return files
+
+    def execution(self) -> Execution:
+        """All of it, with files under their names below the folder that holds all of them."""
+        names = dict(self._names())
+        return Execution({names[path]: of for path, of in self.files.items()}, tuple(self.missing))
+
+    def texts(self) -> dict[str, str]:
+        """The author's files: the same names → texts. A file that cannot be read is omitted."""
+        if self._compiled is not None:
+            return self._compiled.source.texts
+        found = dict[str, str]()
+        for path, name in self._names():
+            with contextlib.suppress(UsageError):
+                found[name] = read_text(Path(path))
+        return found
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        """Each file, and its name: that of a source in CUDA C++ is the author's already."""
+        top = os.path.commonpath([os.path.dirname(path) for path in self.files]) if self.files else ""
+        for path in self.files:
+            yield path, os.path.relpath(path, top) if os.path.isabs(path) else path
 
 
 def _asked(conversation: Conversation, kernel: str) -> bytes:

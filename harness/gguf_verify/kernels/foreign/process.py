@@ -196,11 +196,11 @@ class ForeignKernel(Kernel):
 
     def executed(self) -> Execution:
         self._executions.look(self._conversation)
-        return Execution(dict(self._executions.files), tuple(self._executions.missing))
+        return self._executions.execution()
 
     @property
     def texts(self) -> Mapping[str, str]:
-        return {} if self._compiled is None else self._compiled.source.texts
+        return self._executions.texts()
 
     @property
     def opened(self) -> OpenedFiles:
