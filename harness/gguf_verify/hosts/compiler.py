@@ -536,7 +536,7 @@ def _plain(options: Sequence[str]) -> list[str]:
 
     A precompiled header and the runner must be compiled with the same ones.
     """
-    return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART, *COUNTS))]
+    return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART, *COUNTS, NOT_COUNTED))]
 
 
 def _flags_of_prelude(options: Sequence[str]) -> list[str]:
@@ -597,6 +597,7 @@ WAITS = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=ts
 COUNTS = (
     "-fprofile-arcs", "-ftest-coverage", "-fprofile-info-section=gguf_verify_counters", "-fprofile-update=single",
 )  # fmt: skip
+NOT_COUNTED = "-fprofile-exclude-files="
 #: Options with which there are as many branches as in the source: counted before inlining, without selections in place
 #: of branches, and without || of values that are both computed.
 BRANCHES = ("-fno-early-inlining", "-fno-ssa-phiopt", "--param=logical-op-non-short-circuit=0")
@@ -654,7 +655,7 @@ def gcov() -> str | None:
 def counted(root: Path) -> list[str]:
     """Return the options of a build of a foreign source that counts; none if this compiler cannot."""
     ours = "|".join(re.escape(str(path)) for path in (kernel_root(), emulator_of(root, True), root / CUDA_HEADERS))
-    return [] if counts_fault() else [*COUNTS, *BRANCHES, f"-fprofile-exclude-files={ours}|/usr/.*"]
+    return [] if counts_fault() else [*COUNTS, *BRANCHES, f"{NOT_COUNTED}{ours}|/usr/.*"]
 
 
 def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:

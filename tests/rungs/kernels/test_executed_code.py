@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.hosts import compiler
 from gguf_verify.hosts.compiler import counts_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
@@ -134,3 +135,9 @@ def test_a_verdict_says_what_did_not_run(source: Path) -> None:
     assert required.exit_code == EXIT_UNVERIFIED
     assert required.verdict == "not everything verified"
     assert required.culprits == {"coverage": 1}
+
+
+def test_what_counts_shares_the_runner_and_the_precompiled_header() -> None:
+    """Their options must not name the folder of a source, or they would be compiled anew for each."""
+    options = [*compiler.counted(Path("/one/source")), "-fwrapv"]
+    assert compiler._plain(options) == compiler._plain([*compiler.counted(Path("/other/source")), "-fwrapv"])
