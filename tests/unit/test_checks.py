@@ -27,6 +27,7 @@ from tests.support.shown import json_of, text_of, written
 NEUTRAL = {
     "prompt", "threads", "ctx_size", "seed", "repack", "reference", "llama", "exact_on", "time_limit",
     "kernel_time_limit", "kernel_memory", "verbose", "progress", "save_case", "declare", "imports", "loads",
+    "order",
 }  # fmt: skip
 
 

@@ -211,7 +211,7 @@ def rules(parts: int = 1) -> Iterator[Rule]:
             for count in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 10, 12, ALL):
                 for parting in ("lanes", "chunks") if count < ALL else ("lanes",):
                     for joining in joinings:
-                        yield Rule(count, parting, joining, descending, pairing)  # type: ignore[arg-type]
+                        yield Rule(count, parting, joining, descending, pairing)
 
 
 def recognised(trees: dict[int, Tree], parts: int = 1) -> Rule | None:

@@ -9,9 +9,9 @@ The rounding inside a term is one of a list (`_arithmetics`). It is proven by ra
 every bit must be right. Only then is the product itself compared:
 
 - All bits are equal: the order is that of the kernel, whatever data it gets.
-- The bits of some rows differ: the tree is found again in the first such row. If it is the same there, its output is
+- The bits of some rows differ: the tree is found again in some of these rows. If it is the same there, the output is
   not the sum that the kernel makes elsewhere, which is a failure, even within the bound.
-- Most rows differ, or the tree is another one: the product has no single order. This is reported, and is no failure.
+- Most rows differ, or have another tree: the product has no single order. This is reported, and is no failure.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ...formats.block import BlockFormat
 from ...gguf.matrices import matrix_of, where
 from ...kernels.interface import Kernel
 from ...results.failures import Failure
+from ...results.products import OrderRecord
 from ...semantics.definition import Semantics
 from ...semantics.rounding import to_float32
 from ...semantics.summation import Fused, NoOrder, Rule, Tree, drawn, find, meeting, recognised, sum_in
@@ -46,6 +47,8 @@ MOST, _PROVEN = 64, (5, 12, 33)
 _ROWS, _PAIRS, _ELEMENTS = 64, 64, 1 << 22
 #: The scales of masks and of the others, and the activations that are not zero: their scale is exactly 2^-7.
 _MASK, _ONE, _VALUE = 2.0**15, 2.0**-24, 127 * 2.0**-7
+#: Rows with other bits of which the tree is found again.
+_LOOKED_AT = 4
 #: Random blocks among which those of a probe are looked for.
 _DRAWN = 4096
 
@@ -59,7 +62,7 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
     if not isinstance(fmt, BlockFormat) or kernel.order is not None or not run.kernel.is_under_test(fmt):
         return
     m, n, k = judged.gemm.shape
-    shape = f"{fmt.name}, M = {m}, N = {n:,}, K = {k:,}"
+    tensor, shape = judged.matrix.tensor, f"{fmt.name}, M = {m}, N = {n:,}, K = {k:,}"
     try:
         probes = Probes.of(kernel, judged.semantics, fmt, judged.matrix.rows, run.options.seed)
         found = run.resources.get(f"order of {shape}", lambda: probes.order(m, n, k))
@@ -67,17 +70,26 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
         rows = np.flatnonzero(wrong.any(axis=0))
         if 2 * len(rows) > n:
             raise NoOrder(f"at this shape {len(rows):,} of {n:,} rows have other bits than {found.words}")
-        if len(rows):
-            token, row = int(wrong[:, rows[0]].argmax()), int(rows[0])
-            if probes.tree_in(m, n, k, found, token, row) != found.tree:
-                raise NoOrder(f"row {row} is added in another order than others, {found.words}")
+        looked_at = rows[np.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).astype(int)]
+        places = [(int(wrong[:, row].argmax()), int(row)) for row in looked_at]
+        alike = [at for at in places if probes.tree_in(m, n, k, found, *at) == found.tree]
+        if places and not alike:
+            raise NoOrder(f"row {rows[0]} is added in another order than others, {found.words}")
     except NoOrder as why:
         result.note(f"{shape}: no order could be found: {why}")
+        result.details.append(OrderRecord(tensor=tensor.name, type=fmt.name, m=m, n=n, k=k, why=str(why)))
         return
-    if not len(rows):
+    result.details.append(
+        OrderRecord(
+            tensor=tensor.name, type=fmt.name, m=m, n=n, k=k, order=found.words, tree=drawn(found.tree),
+            differing=int(wrong.sum()),
+        )
+    )  # fmt: skip
+    if not alike:
         result.note(f"{shape}: order found: {found.words}; bits equal ({made.own.size:,} outputs): {drawn(found.tree)}")
         return
-    tensor, at = judged.matrix.tensor, judged.gemm.first_row + row
+    (token, row), *_ = alike
+    at = judged.gemm.first_row + row
     result.fail(
         Failure(
             f"{where(tensor, at, token)}: the output has other bits than the kernel's own order of summation gives "
