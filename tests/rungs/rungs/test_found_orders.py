@@ -14,8 +14,9 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.domain import EVERYTHING
 from gguf_verify.results.options import Options
 from gguf_verify.results.products import OrderRecord
-from gguf_verify.rungs.layers.orders import FoundOrder, Probes
+from gguf_verify.rungs.layers.orders import Probes
 from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.replay import FoundOrder
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.semantics.summation import NoOrder, Rule
 from gguf_verify.semantics.values import Activations

@@ -5,8 +5,8 @@ scales, 2^15 and 2^-24 for the others, in rows of weights of their own: one call
 (`semantics.summation`). The tree is found for the same numbers of tokens, rows and columns as the product, if it has at
 most MOST summands. Else it is found for shorter rows, recognised as a rule, and tried for random pairs of the product.
 
-The rounding inside a term is one of a list (`_arithmetics`). It is proven by random products of other shapes, of which
-every bit must be right. Only then is the product itself compared:
+The rounding inside a term is one of a list (`semantics.replay`). It is proven by random products of other shapes, of
+which every bit must be right. Only then is the product itself compared:
 
 - All bits are equal: the order is that of the kernel, whatever data it gets.
 - The bits of some rows differ: the tree is found again in some of these rows. If it is the same there, the output is
@@ -16,7 +16,7 @@ every bit must be right. Only then is the product itself compared:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +28,10 @@ from ...kernels.interface import Kernel
 from ...results.failures import Failure
 from ...results.products import OrderRecord
 from ...semantics.definition import Semantics
-from ...semantics.rounding import to_float32
-from ...semantics.summation import Fused, NoOrder, Rule, Tree, drawn, find, meeting, recognised, sum_in
+from ...semantics.replay import Arithmetic, FoundOrder, arithmetics, differing, parts_of
+from ...semantics.summation import NoOrder, Tree, drawn, find, meeting, recognised
 from ...semantics.sums import Doubles, Floats
-from ...semantics.term import Blocks
 from ...semantics.terms.codes import CodeTerm
-from ...semantics.values import Activations, term_values
 from ...support.errors import KernelFault
 from ..generated_inputs import drawn as random_activations
 from .call import Outputs
@@ -43,8 +41,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Summands of which the tree is found for the product itself; blocks of the rows for which the arithmetic is proven.
 MOST, _PROVEN = 64, (5, 12, 33)
-#: Rows of these products, random pairs that are tried for long rows, and elements of arrays [terms, M, n].
-_ROWS, _PAIRS, _ELEMENTS = 64, 64, 1 << 22
+#: Rows of these products, and random pairs that are tried for long rows.
+_ROWS, _PAIRS = 64, 64
 #: The scales of masks and of the others, and the activations that are not zero: their scale is exactly 2^-7.
 _MASK, _ONE, _VALUE = 2.0**15, 2.0**-24, 127 * 2.0**-7
 #: Rows with other bits of which the tree is found again.
@@ -66,7 +64,7 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
     try:
         probes = Probes.of(kernel, judged.semantics, fmt, judged.matrix.rows, run.options.seed)
         found = run.resources.get(f"order of {shape}", lambda: probes.order(m, n, k))
-        wrong = _differing(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
+        wrong = differing(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
         rows = np.flatnonzero(wrong.any(axis=0))
         if 2 * len(rows) > n:
             raise NoOrder(f"at this shape {len(rows):,} of {n:,} rows have other bits than {found.words}")
@@ -97,106 +95,6 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
             got=float(made.own[token, row]), matrix=matrix_of(tensor, at), culprit="kernel", call=judged.call("own"),
         ), int(wrong.sum())
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FoundOrder:
-    """An order that was found for one shape.
-
-    Args:
-        tree: of a row's summands.
-        rule: the rule that has this tree; None if none is known.
-        arithmetic: of its terms.
-    """
-
-    tree: Tree
-    rule: Rule | None
-    arithmetic: Arithmetic
-
-    @property
-    def words(self) -> str:
-        """In a phrase."""
-        return f"{self.rule or 'an order without a rule'}, of {self.arithmetic.words}"
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """The arithmetic of a term in float32.
-
-    Args:
-        words: its formula.
-        fused: see `sum_in`.
-        first: returns a term float64[terms, M, n] without its last rounding.
-    """
-
-    words: str
-    fused: Fused
-    first: Callable[[Blocks], Doubles]
-
-
-def _arithmetics(fmt: BlockFormat, term: CodeTerm) -> Iterator[Arithmetic]:
-    """Yield what kernels do with a term."""
-    offset = fmt.offset if term.reads_sum(fmt) else 0
-
-    def scaled(of: Blocks) -> Doubles:
-        return to_float32(of.scale)
-
-    products: dict[str, Callable[[Blocks], Doubles]] = {
-        "(d_w·d_a)·Σ": lambda of: scaled(of) * of.sums,
-        "d_w·(d_a·Σ)": lambda of: of.d * to_float32(of.x.d * of.sums),
-        "d_a·(d_w·Σ)": lambda of: of.x.d * to_float32(of.d * of.sums),
-    }
-    if offset:
-        products = {
-            f"d_w·fma(d_a, Σ, -{offset}·s)": lambda of: of.d * to_float32(of.x.d * of.sums - offset * of.x.s),
-            f"d_w·(d_a·Σ - {offset}·s)": lambda of: of.d * to_float32(to_float32(of.x.d * of.sums) - offset * of.x.s),
-            f"(d_w·d_a)·Σ - (d_w·{offset}·s)": lambda of: (
-                to_float32(scaled(of) * of.sums) - to_float32(offset * of.x.s * of.d)
-            ),
-        }
-    fusing: tuple[tuple[Fused, str], ...] = (("", "rounded"), ("second", "fused"))
-    if _parts(fmt, term) == 2:
-        fusing = (*fusing, ("first", "fused with m·s"))
-    for formula, first in products.items():
-        for fused, how in fusing:
-            yield Arithmetic(f"{formula}, {how}", fused, first)
-
-
-def _parts(fmt: BlockFormat, term: CodeTerm) -> int:
-    return 2 if term.reads_sum(fmt) and fmt.has_min else 1
-
-
-def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Floats:
-    """Return the bits of an order, float32[M, n], of activations in the definition's blocks."""
-    term = semantics.term
-    assert isinstance(term, CodeTerm)
-    blocks = w.shape[1] // fmt.block_bytes
-    prepared = Activations.of(semantics.encoding, x, term_values(fmt), blocks)
-    step, parts = max(1, _ELEMENTS // (blocks * len(x))), _parts(fmt, term)
-    made: list[Floats] = []
-    for start in range(0, len(w), step):
-        of = term.read(fmt, w[start : start + step], prepared)
-        first = np.broadcast_to(arithmetic.first(of), of.sums.shape)
-        second = np.broadcast_to(of.x.s * of.least, of.sums.shape) if parts == 2 else first
-        both = (first, second)
-        made.append(sum_in(tree, lambda i, both=both: both[i % parts][i // parts], arithmetic.fused))  # type: ignore[misc]
-    return np.concatenate(made, axis=1)
-
-
-def _differing(
-    of: FoundOrder, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, y: Floats
-) -> npt.NDArray[np.bool_]:
-    """Return which outputs float32[M, N] have other bits than an order gives."""
-    inner, taken = _inside(semantics, x)
-    with np.errstate(all="ignore"):
-        bits = _bits(of.tree, of.arithmetic, inner, fmt, w, taken)
-    return np.asarray((bits != y) & ~(np.isnan(bits) & np.isnan(y)))  # the sign of zero is not compared
-
-
-def _inside(semantics: Semantics, x: Bytes) -> tuple[Semantics, Bytes]:
-    """Return the definition of the product, and its activations, for a kernel that quantizes them itself."""
-    inner = semantics.inside
-    return (semantics, x) if inner is None else (inner, inner.bytes_of(semantics.values_of(x)))
 
 
 @dataclass(frozen=True)
@@ -241,7 +139,7 @@ class Probes:
 
     @property
     def parts(self) -> int:
-        return _parts(self.fmt, self.term)
+        return parts_of(self.fmt, self.term)
 
     def order(self, m: int, n: int, k: int) -> FoundOrder:
         """Find the order of products of this shape. Raises NoOrder."""
@@ -253,7 +151,7 @@ class Probes:
         for shape in shapes:
             summands = shape[2] // unit * self.parts
             tree = short[summands] = self._tree(*shape)
-            fitting = [a for a in fitting or _arithmetics(self.fmt, self.term) if self._fits(*shape, tree, a)]
+            fitting = [a for a in fitting or arithmetics(self.fmt, self.term) if self._fits(*shape, tree, a)]
             if not fitting:
                 raise NoOrder(f"terms are added as {drawn(tree)}, but no known arithmetic of a term gives the bits")
         assert fitting
@@ -307,7 +205,7 @@ class Probes:
         )
         x = random_activations((m, k), np.ones((1, 1), np.float32), self.seed)
         of = FoundOrder(tree, None, arithmetic)
-        return not _differing(of, self.semantics, self.fmt, w, self.semantics.bytes_of(x), self._product(w, x)).any()
+        return not differing(of, self.semantics, self.fmt, w, self.semantics.bytes_of(x), self._product(w, x)).any()
 
     def _product(self, w: Bytes, x: Floats) -> Floats:
         try:
