@@ -53,7 +53,8 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
         flags["-p"] = options.prompt
     values = {
         "-n": "n_predict", "-c": "ctx_size", "-s": "seed", "-t": "threads", "--tensor": "tensor",
-        "--reference": "reference", "--llama": "llama", "--probes": "probes", "--time-limit": "time_limit",
+        "--reference": "reference", "--llama": "llama", "--probes": "probes", "--order": "order",
+        "--time-limit": "time_limit",
         "--kernel-time-limit": "kernel_time_limit", "--only-call": "only_call", "--sandbox": "sandbox",
         "--kernel-memory": "kernel_memory", "--exact-on": "exact_on",
     }  # fmt: skip

@@ -89,7 +89,7 @@ def test_planted_faults_are_found(kernel: str, kind: str, tmp_path: Path) -> Non
 def test_a_broken_promise_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no combination is suspicious, only faults in sampled rows and in thorough runs are found."""
     monkeypatch.setattr(sampling, "ROWS", 1)
-    monkeypatch.setattr(Combinations, "suspicious", lambda self, y, *_: y[:, :0].any(axis=1))
+    monkeypatch.setattr(Combinations, "suspicious", lambda *_: False)
     code, of = measured(planted, records.Planted, tmp_path / "results.json", "--count", "2")
     assert code == 1
     assert of.found < of.thorough == of.promised == 2

@@ -28,6 +28,7 @@ NEUTRAL = {
     "prompt", "threads", "ctx_size", "seed", "repack", "reference", "llama", "exact_on", "time_limit",
     "kernel_time_limit", "kernel_memory", "verbose", "progress", "save_case", "declare", "imports", "loads",
     "require_coverage",
+    "order",
 }  # fmt: skip
 
 

@@ -222,6 +222,13 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "// gguf-verify: unreachable because …",
     )
     add(
+        "--order",
+        choices=("declared", "find"),
+        default="declared",
+        help="find: for a kernel that declares no order of summation, find it from probes, and compare the bits of "
+        "each output for the model's activations (default: %(default)s)",
+    )
+    add(
         "--sanitize",
         action="store_true",
         help="check launches for races and invalid accesses, even with --probes brief; on a GPU by "
@@ -277,8 +284,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "verbose": args.verbose, "progress": args.progress == "always" or (args.progress == "auto" and on_terminal()),
         "budget": args.budget,
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
-        "thorough": args.thorough,
-        "require_coverage": args.require_coverage,
+        "thorough": args.thorough, "require_coverage": args.require_coverage, "order": args.order,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
         "exact_on": args.exact_on, "llama": "" if args.llama is None else str(args.llama),

@@ -57,8 +57,9 @@ class Sampled(msgspec.Struct, frozen=True):
             other blocks only as parts of their rows, by higher rungs.
         missed: the largest probability with which those combinations miss wrong outputs of one token whose errors have,
             as the root of the sum of their squares, more than twice `smallest`; None for blocks.
-        smallest: the error from which on a single wrong output is never missed, as a share of the root mean square of
-            its token's outputs: the largest of any token of any product. None for blocks.
+        smallest: the error from which on a single wrong output is never missed, as a share of the size of its row's
+            outputs: the root mean square of its token's outputs, each divided by the norm of its row of weights, times
+            that norm. The largest of any token of any product. None for blocks.
     """
 
     what: str
@@ -81,7 +82,7 @@ class Sampled(msgspec.Struct, frozen=True):
             return f"{said}, the others within their rows"
         return (
             f"{said}, all by random combinations of rows: a wrong output is never missed if its error is more than "
-            f"{self.smallest:.2g} of the size of its token's outputs, and several with a probability of at most "
+            f"{self.smallest:.2g} of the size of its row's outputs, and several with a probability of at most "
             f"{self.missed:.1g} if the root of the sum of their squares is more than twice that"
         )
 

@@ -39,6 +39,7 @@ class Options:
         kernel_memory: GiB of memory that a foreign kernel's processes may take together.
         require_coverage: the kernel is only verified if all of its author's code was executed.
         thorough: judge every element of large matrices, too; else some rows, and all outputs by random combinations.
+        order: "find": find the order of summation of a kernel that declares none, and compare the bits of its outputs.
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
@@ -67,6 +68,7 @@ class Options:
     kernel_memory: float = 16.0
     thorough: bool = False
     require_coverage: bool = False
+    order: Literal["declared", "find"] = "declared"
     probes: Literal["full", "brief"] = "full"
     sanitize: bool = False
     verbose: bool = False

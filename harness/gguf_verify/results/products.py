@@ -162,7 +162,31 @@ class EmbeddingRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="reco
     own_difference: float
 
 
-Detail = TensorBytes | TensorBlocks | TensorValues | GemmRecord | TokenRecord | EmbeddingRecord
+class OrderRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="order"):
+    """The order of summation of a kernel that declares none, of one product of the graph (`--order find`).
+
+    Args:
+        tensor: the weights' name.
+        type: their type.
+        m, n, k: tokens, rows, columns.
+        order: the order, and the arithmetic of a term, in words; None if no order was found.
+        tree: the tree of the summands, numbered along K: additions are in parentheses, from the left. None likewise.
+        differing: outputs whose bits are not those of this order; None likewise.
+        why: the reason why no order was found; None if one was.
+    """
+
+    tensor: str
+    type: str
+    m: int
+    n: int
+    k: int
+    order: str | None = None
+    tree: str | None = None
+    differing: int | None = None
+    why: str | None = None
+
+
+Detail = TensorBytes | TensorBlocks | TensorValues | GemmRecord | TokenRecord | EmbeddingRecord | OrderRecord
 
 
 class OutputMap(msgspec.Struct, frozen=True, kw_only=True):

@@ -338,8 +338,8 @@ def judge_whole(
         first = None
         for span in spans:
             expected = exact.product(semantics, matrix.fmt, run.rows_of(matrix, span), x, order)
-            sample.saw(KERNEL, expected)
             part = np.ascontiguousarray(y[:, span])
+            sample.saw(KERNEL, part, expected)
             output = Output(
                 KERNEL, matrix.tensor, first_row + numbers_of(span), part, expected, semantics, x, call=call,
                 again=made_by.remade(run, span),

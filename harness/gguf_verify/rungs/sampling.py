@@ -30,7 +30,6 @@ from ..semantics.combinations import LIMIT, MISSED, Combinations
 from ..semantics.definition import Semantics
 from ..semantics.screen import bilinear
 from ..semantics.sums import Product
-from ..support.arrays import get
 from .run import Matrix, Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -94,7 +93,7 @@ class SampledOutputs:
         fmt, n = matrix.fmt, len(matrix.rows)
         self._result, self._n = result, n
         self._combinations: Combinations | None = None
-        self._variance: dict[Hashable, Doubles] = {}
+        self._seen: dict[Hashable, tuple[Floats, Product]] = {}
         self._smallest = 0.0
         self.spans, self.rest = list[Span](whole(n, step)), list[Span]()
         if not isinstance(fmt, BlockFormat) or not all(bilinear(of, fmt) for of in definitions):
@@ -115,31 +114,29 @@ class SampledOutputs:
     def _n_sampled(self) -> int:
         return sum(len(numbers_of(span)) for span in self.spans)
 
-    def saw(self, side: Hashable, expected: Product) -> None:
-        """Take the deviations of rounding errors from the product of sampled rows; a side is one definition and the
-        activations of one call."""
-        if self._combinations is None:
-            return
-        with np.errstate(all="ignore"):
-            sums = get((expected.spread**2).sum(axis=1))
-        self._variance[side] = self._variance.get(side, np.zeros(len(sums))) + sums
+    def saw(self, side: Hashable, y: Floats, expected: Product) -> None:
+        """Take the sampled outputs float32[M, n] and their product, for the rounding of the others; a side is one
+        definition and the activations of one call."""
+        if self._combinations is not None and side not in self._seen:
+            self._seen[side] = y, expected
 
     def suspicious(self, side: Hashable, y: Floats, semantics: Semantics, x: Bytes) -> bool:
         """Whether a combination of a whole output float32[M, N] of activations uint8[M, row bytes] is too far off.
 
         Args:
-            side: as in `saw`; the deviations of the first M tokens are taken.
+            side: as in `saw`.
         """
         if self._combinations is None:
             return False
-        variance = self._variance[side][: len(y)] * (self._n / self._n_sampled)
-        expected = self._combinations.expected(semantics, x if len(x) == len(y) else x[: len(y)])
+        made = self._combinations
+        expected = made.expected(semantics, x if len(x) == len(y) else x[: len(y)])
+        noise = made.noise(numbers_of(self.spans[0]), *self._seen[side])
         with np.errstate(all="ignore"):
-            size = np.sqrt((y.astype(np.float64) ** 2).mean(axis=1))
-            least = 2 * LIMIT * np.sqrt(variance * self._combinations.share)
+            size = np.sqrt(((y * made.inverse) ** 2).mean(axis=1))
+            least = 2 * LIMIT * np.sqrt(noise.variance * made.share)
             shares = np.divide(least, size, out=np.zeros(len(y)), where=size > 0)
         self._smallest = max(self._smallest, float(shares.max(initial=0.0)))
-        return bool(self._combinations.suspicious(y, expected, variance).any())
+        return made.suspicious(y, expected, noise)
 
     def record(self, outputs: int, judged_whole: bool) -> None:
         """Record what was sampled, unless all was judged in the end.

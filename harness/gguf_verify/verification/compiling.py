@@ -3,6 +3,7 @@ products on a device."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -21,7 +22,7 @@ from ..kernels.shipped import ShippedKernel
 from ..rungs.layers.call import OTHER_M
 from ..rungs.plan import plan
 from ..rungs.run import Run
-from ..semantics.combinations import Combinations
+from ..semantics.combinations import Combinations, Noise
 from ..semantics.definition import Semantics
 from ..semantics.device import Device
 from ..semantics.order import Order
@@ -144,4 +145,7 @@ def _combine(
 ) -> None:
     if bilinear(semantics, fmt):
         made = Combinations(fmt, rows, 0, 1, device)
-        made.suspicious(np.ones((len(x), len(rows)), np.float32), made.expected(semantics, x), np.ones(len(x)))
+        ones = np.ones(len(x))
+        made.suspicious(
+            np.ones((len(x), len(rows)), np.float32), made.expected(semantics, x), Noise(ones, ones, math.inf)
+        )

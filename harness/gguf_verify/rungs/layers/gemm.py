@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -248,8 +248,9 @@ class GemmJudge:
             # long sums in half have no other check than their bits; elsewhere those of `own` suffice
             order = made.kernel.order if (self.semantics.inside or self.semantics).fused_in_half else None
             shared = self.expected(self.semantics, rows, self.shared_bytes, order)
-        for side, product in ((self.llama_side, theirs), (KERNEL, own), (SHARED, shared)):
-            sample.saw(side, product)
+        sides = ((self.llama_side, self.gemm.y, theirs), (KERNEL, made.own, own), (SHARED, made.shared, shared))
+        for side, y, product in sides:
+            sample.saw(side, y[:, span], product)
         if self.run.backend.compared:
             self.judge_llama(span, theirs)
         self.judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
@@ -261,11 +262,12 @@ class GemmJudge:
 
     def _suspicious(self, made: Outputs, sample: SampledOutputs) -> bool:
         """Whether a combination of rows of any whole output is too far off."""
+        sides: list[tuple[Hashable, Floats, Semantics, Bytes]]
         sides = [(KERNEL, made.own, self.semantics, self.own.encoded)]
         sides += [(SHARED, made.shared, self.semantics, self.shared_bytes)]
         if self.run.backend.compared:
             sides += [(self.llama_side, self.gemm.y, self.llama, self.llama_bytes)]
-        sides += [(OTHER_M, y, self.semantics, made.other.encoded) for y in made.others.values()]
+        sides += [((OTHER_M, m), y, self.semantics, made.other.encoded) for m, y in made.others.items()]
         return any(sample.suspicious(side, y, semantics, x) for side, y, semantics, x in sides)
 
     def _judge_other_m(self, made: Outputs, span: Span, own: Product, sample: SampledOutputs) -> None:
@@ -273,15 +275,13 @@ class GemmJudge:
         first = self.own.encoded[: len(made.other.encoded)]
         if np.array_equal(first, made.other.encoded):  # no other tokens were added
             expected[made.kernel.order] = own.rows(np.arange(len(first)))
-            sample.saw(OTHER_M, expected[made.kernel.order])
         for m, y in made.others.items():
             order = self.calls.at(m)[0].order
             if order not in expected:
                 expected[order] = self.expected(self.semantics, self.matrix.rows[span], made.other.encoded, order)
-                if len(expected) == 1:
-                    sample.saw(OTHER_M, expected[order])
             taken = made.other.first(m)
             of_m = expected[order].rows(np.arange(m))
+            sample.saw((OTHER_M, m), y[:, span], of_m)
             self.judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
 
     def expected(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:

@@ -37,6 +37,7 @@ from .again import check_again
 from .call import OTHER_M as OTHER_TOKENS
 from .call import Activations, Outputs, cut_trials, with_more_tokens
 from .gemm import OTHER_M, SHARED, GemmJudge
+from .orders import check_order
 from .probes.envelope import OTHER_SHAPES, TypeProbes
 from .probes.routings import RoutingProbes
 
@@ -204,6 +205,8 @@ class _Judging:
         else:
             self._leave_schedules()
         judged.judge(made, self._exact)
+        if run.options.order == "find":
+            check_order(judged, made)
         if new_shape and run.options.probes == "full":
             check_again(judged, made, self._explanations)
         # a fault in the graph has a place there, which says more than another shape

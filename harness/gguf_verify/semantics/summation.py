@@ -1,0 +1,272 @@
+"""Trees of summation: found from outputs alone, recognised as a rule, and drawn.
+
+The n summands of an output are the leaves of a tree, whose nodes are the additions. Let two leaves i < j be +M and -M,
+with M so large that M + n = M in float32, and the others 1. What is added to +M or -M before these two meet is lost, so
+the output is n less the leaves below the node in which i and j meet (Xie et al., "FPRev: revealing the order of
+floating-point summation operations", arXiv 2411.00442). From these numbers of leaves, l[i, j], the tree follows:
+
+    the leaves j that meet the first leaf i at the same node have the same l[i, j]: they are the node's other child,
+    a tree of their own, and l[i, j] is the number of leaves of both children
+
+If there are leaves among them that meet each other only at that node, it has more than two children: an addition of
+several terms at once, as tensor cores make it. Its rounding is not float32's, so it has no bits here.
+
+A *rule* has a tree for any number of summands: the items (leaves, or pairs of a block's two) are distributed over
+lanes or chunks, each of which is added in ascending order, and then the lanes are added.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .rounding import add_rounded
+from .sums import Doubles, Floats
+
+#: A leaf's number, or the two subtrees of an addition; the one with the smallest leaf is first.
+Tree = int | tuple["Tree", "Tree"]
+#: Takes pairs (i, j); returns for each how many of the summands 1 are in the output.
+Counted = Callable[[Sequence[tuple[int, int]]], npt.NDArray[np.float64]]
+
+
+class NoOrder(Exception):
+    """That no tree was found, and why."""
+
+
+def find(n: int, counted: Counted) -> Tree:
+    """Find the tree of n summands. Raises NoOrder."""
+    if n == 1:
+        return 0
+    return _Search(n, counted).tree(list(range(n)))
+
+
+class _Search:
+    def __init__(self, n: int, counted: Counted) -> None:
+        self._n, self._counted = n, counted
+
+    def tree(self, leaves: list[int], above: int = 0) -> Tree:
+        """Return the tree of these leaves, which are all below one child of a node with `above` leaves (0: no node)."""
+        first, others = leaves[0], leaves[1:]
+        made: Tree = first
+        if not others:
+            return made
+        below, size = self._below(first, others), 1
+        for number in sorted(set(below)):
+            if number == above:
+                raise NoOrder(f"it adds more than two terms at once ({above} summands meet in one addition)")
+            meeting = [j for j, at in zip(others, below, strict=True) if at == number]
+            size += len(meeting)
+            if number != size:
+                raise NoOrder(f"its outputs are those of no tree: {number} summands meet where {size} should")
+            made = made, self.tree(meeting, number)
+        return made
+
+    def _below(self, i: int, others: list[int]) -> list[int]:
+        """Return how many leaves meet where i meets each of the others."""
+        lost = self._n - self._counted([(i, j) for j in others])
+        whole = np.rint(lost)
+        if not (np.isfinite(lost) & (np.abs(lost - whole) < 0.01) & (whole >= 2) & (whole <= self._n)).all():
+            raise NoOrder("it does not add in float32: masks of both signs do not cancel, or do not cover the others")
+        return [int(of) for of in whole]
+
+
+def meeting(tree: Tree, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Return how many leaves are below the node in which each pair of leaves meets."""
+    found = dict[tuple[int, int], int]()
+    wanted = {(min(pair), max(pair)) for pair in pairs}
+    below, stack = list[list[int]](), [(tree, False)]
+    while stack:
+        node, ready = stack.pop()
+        if isinstance(node, int):
+            below.append([node])
+        elif not ready:
+            stack += [(node, True), (node[1], False), (node[0], False)]
+        else:
+            b, a = below.pop(), below.pop()
+            here, there = set(a), set(b)
+            for i, j in wanted - found.keys():
+                if (i in here and j in there) or (i in there and j in here):
+                    found[i, j] = len(a) + len(b)
+            below.append(a + b)
+    return [found[min(pair), max(pair)] for pair in pairs]
+
+
+def leaves_of(tree: Tree) -> list[int]:
+    """Return the leaves in the order of the tree."""
+    found, stack = list[int](), [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, int):
+            found.append(node)
+        else:
+            stack += [node[1], node[0]]
+    return found
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
+
+Parting = Literal["lanes", "chunks"]
+Joining = Literal["ascending", "neighbours", "halves"]
+#: How a block's two summands are added: in turn, to each other first, or each kind by itself.
+Pairing = Literal["in turn", "together", "apart"]
+
+_JOINED = {
+    "ascending": "then in ascending order", "neighbours": "then neighbours in pairs",
+    "halves": "then halves onto each other",
+}  # fmt: skip
+_PAIRED = {"in turn": "", "together": "; both terms of a block first", "apart": "; the second terms of blocks apart"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of summation.
+
+    Args:
+        count: lanes, or chunks.
+        parting: lane l has the items l, l + count, …; chunk c has consecutive ones.
+        joining: how the lanes' sums are added.
+        descending: whether items are taken from the last to the first.
+        pairing: how the two summands of a block are added, if there are two.
+    """
+
+    count: int = 1
+    parting: Parting = "lanes"
+    joining: Joining = "ascending"
+    descending: bool = False
+    pairing: Pairing = "in turn"
+
+    def tree(self, n: int, parts: int = 1) -> Tree:
+        """Return the tree of n summands, in blocks of one or two."""
+        if parts == 2 and self.pairing == "apart":
+            return _both(*(self._of(list[Tree](range(part, n, 2))) for part in (0, 1)))
+        items = list[Tree](range(n))
+        if parts == 2 and self.pairing == "together":
+            return self._of([(i, i + 1) for i in range(0, n, 2)])
+        return self._of(items, parts)
+
+    def _of(self, items: list[Tree], together: int = 1) -> Tree:
+        """Return the tree of items, of which `together` consecutive ones are in the same lane."""
+        blocks = [items[i : i + together] for i in range(0, len(items), together)]
+        if self.descending:
+            blocks.reverse()
+        if self.parting == "lanes":
+            lanes = [blocks[lane :: self.count] for lane in range(min(self.count, len(blocks)))]
+        else:
+            ends = np.linspace(0, len(blocks), min(self.count, len(blocks)) + 1).astype(int)
+            lanes = [blocks[a:b] for a, b in itertools.pairwise(ends)]
+        return _joined([_chain([item for block in lane for item in block]) for lane in lanes], self.joining)
+
+    def __str__(self) -> str:
+        order = "descending k" if self.descending else "ascending k"
+        pairing = _PAIRED[self.pairing]
+        if self.count == 1:
+            return order + pairing
+        if self.count >= ALL:
+            return _JOINED[self.joining].removeprefix("then ") + pairing
+        return f"{self.count} {self.parting}, each in {order}, {_JOINED[self.joining]}{pairing}"
+
+
+#: A number of lanes that makes each item one.
+ALL = 1 << 30
+
+
+def _both(a: Tree, b: Tree) -> Tree:
+    return (a, b) if min(leaves_of(a)) < min(leaves_of(b)) else (b, a)
+
+
+def _chain(items: Sequence[Tree]) -> Tree:
+    made = items[0]
+    least = min(leaves_of(made))
+    for item in items[1:]:
+        other = min(leaves_of(item))
+        made, least = ((made, item), least) if least < other else ((item, made), other)
+    return made
+
+
+def _joined(sums: list[Tree], how: Joining) -> Tree:
+    if how == "ascending":
+        return _chain(sums)
+    while len(sums) > 1:
+        half = -(-len(sums) // 2)
+        if how == "neighbours":
+            pairs = [sums[i : i + 2] for i in range(0, len(sums), 2)]
+        else:
+            pairs = [[sums[i], *sums[i + half : i + half + 1]] for i in range(half)]
+        sums = [_both(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    return sums[0]
+
+
+def rules(parts: int = 1) -> Iterator[Rule]:
+    """Yield all rules, the simplest first."""
+    joinings: tuple[Joining, ...] = ("ascending", "neighbours", "halves")
+    pairings: tuple[Pairing, ...] = ("in turn", "together", "apart") if parts == 2 else ("in turn",)
+    for pairing in pairings:
+        for descending in (False, True):
+            yield Rule(descending=descending, pairing=pairing)
+            for count in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 10, 12, ALL):
+                for parting in ("lanes", "chunks") if count < ALL else ("lanes",):
+                    for joining in joinings:
+                        yield Rule(count, parting, joining, descending, pairing)
+
+
+def recognised(trees: dict[int, Tree], parts: int = 1) -> Rule | None:
+    """Return the simplest rule that has these trees, by number of summands; None if none has."""
+    return next((r for r in rules(parts) if all(r.tree(n, parts) == tree for n, tree in trees.items())), None)
+
+
+# ---- bits and pictures -----------------------------------------------------------------------------------------------
+
+
+#: Whether a leaf that is added to a sum is rounded before, or not (a fused multiply-add); and of two leaves, which one.
+Fused = Literal["", "second", "first"]
+
+
+def sum_in(tree: Tree, summand: Callable[[int], Doubles], fused: Fused) -> Floats:
+    """Add summands, float64[M, N] each, in float32 in the order of a tree.
+
+    Args:
+        summand: returns the exact value of a leaf, of at most 53 bits.
+    """
+    values, stack = list[Floats | int](), [(tree, False)]
+    while stack:
+        node, ready = stack.pop()
+        if isinstance(node, int):
+            values.append(node)
+        elif not ready:
+            stack += [(node, True), (node[1], False), (node[0], False)]
+        else:
+            b, a = values.pop(), values.pop()
+            if fused and isinstance(a, int) and (not isinstance(b, int) or fused == "first"):
+                a, b = b, a
+            first = summand(a).astype(np.float32) if isinstance(a, int) else a
+            if not isinstance(b, int):
+                values.append(first + b)
+            elif fused:
+                values.append(add_rounded(summand(b), first))
+            else:
+                values.append(first + summand(b).astype(np.float32))
+    (last,) = values
+    return summand(last).astype(np.float32) if isinstance(last, int) else last
+
+
+def drawn(tree: Tree) -> str:
+    """Return the tree in a line: sums in parentheses, and a chain of ascending leaves as `0+1+…+7`."""
+
+    def text(node: Tree) -> str:
+        chain, rest = list[Tree](), node
+        while not isinstance(rest, int):
+            chain.append(rest[1])
+            rest = rest[0]
+        chain = [rest, *reversed(chain)]
+        words = [str(c) if isinstance(c, int) else f"({text(c)})" for c in chain]
+        steps = {b - a for a, b in itertools.pairwise(chain) if isinstance(a, int) and isinstance(b, int)}
+        if len(chain) > 4 and all(isinstance(c, int) for c in chain) and len(steps) == 1:
+            words = [*words[:2], "…", words[-1]]
+        return "+".join(words)
+
+    return text(tree)

@@ -1,0 +1,190 @@
+"""The order of summation of a kernel that declares none: found, and its bits compared; or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.domain import EVERYTHING
+from gguf_verify.results.options import Options
+from gguf_verify.results.products import OrderRecord
+from gguf_verify.rungs.layers.orders import Probes
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.replay import FoundOrder
+from gguf_verify.semantics.rounding import add_rounded
+from gguf_verify.semantics.summation import NoOrder, Rule
+from gguf_verify.semantics.values import Activations
+from gguf_verify.verification import verify
+from tests.support.exact_products import real_weights
+from tests.support.tools import FIXTURES
+
+Q8_1, F = SEMANTICS["q8_1"], np.float32
+Terms = Iterator[list[np.ndarray]]
+
+
+class Adds:
+    """A kernel whose outputs a function makes of each block's scales, integer sum, s and minimum."""
+
+    order, adds_floats, domain = None, False, EVERYTHING
+
+    def __init__(self, kind: str, added: Callable[[Terms], np.ndarray], parts: int = 1) -> None:
+        self.fmt, self._added, self._parts = FORMATS[kind], added, parts
+
+    def of(self, *_: object) -> Adds:
+        return self
+
+    def upload(self, _: object, w: np.ndarray) -> np.ndarray:
+        return w
+
+    def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        blocks = w.reshape(len(w), -1, self.fmt.block_bytes)
+        codes, of = (
+            self.fmt.codes(blocks).astype(F),
+            Activations.of(Q8_1.encoding, Q8_1.bytes_of(x), 32, blocks.shape[1]),
+        )
+        d, least = (v.reshape(len(w), -1).astype(F) for v in (self.fmt.scales(blocks), self.fmt.minima(blocks)))
+
+        def terms() -> Terms:
+            for b in range(blocks.shape[1]):
+                spans = np.split(np.arange(32), self._parts)
+                sums = [of.q[b][:, at] @ codes[:, b, at].T for at in spans]
+                yield [d[:, b], of.d[b].astype(F), *sums, of.s[b].astype(F), least[:, b]]
+
+        return self._added(terms())
+
+
+def lanes(terms: Terms, count: int = 4) -> np.ndarray:
+    sums: list[Any] = [F(0)] * count
+    for b, (d, d_a, total, s, _) in enumerate(terms):
+        sums[b % count] = sums[b % count] + d * (d_a * total - F(8) * s)
+    return (sums[0] + sums[2]) + (sums[1] + sums[3])
+
+
+def fused(terms: Terms) -> np.ndarray:
+    total: Any = None
+    for d, d_a, of_codes, s, least in terms:
+        total = np.zeros_like(of_codes) if total is None else total
+        total = add_rounded((d * d_a).astype(np.float64) * of_codes, total)
+        total = total + least * s
+    return np.asarray(total)
+
+
+def backwards(terms: Terms) -> np.ndarray:
+    total: Any = F(0)
+    for d, d_a, of_codes, *_ in reversed(list(terms)):
+        total = total + (d * d_a) * of_codes
+    return np.asarray(total)
+
+
+def rounded_twice(terms: Terms) -> np.ndarray:
+    total: Any = F(0)
+    for d, d_a, of_codes, s, _ in terms:
+        total = total + ((d * d_a) * of_codes - d * (F(8) * s))
+    return np.asarray(total)
+
+
+def offset_apart(terms: Terms) -> np.ndarray:
+    total: Any = F(0)
+    for d, d_a, of_codes, s, _ in terms:
+        total = (total + (d * d_a) * of_codes) - d * (F(8) * s)
+    return np.asarray(total)
+
+
+def in_block(terms: Terms) -> np.ndarray:
+    total: Any = F(0)
+    for d, d_a, first, second, *_ in terms:
+        total = total + (d * d_a) * first + (d * d_a) * second
+    return np.asarray(total)
+
+
+def in_double(terms: Terms) -> np.ndarray:
+    return np.asarray(sum((d.astype(float) * d_a) * of_codes for d, d_a, of_codes, *_ in terms)).astype(F)
+
+
+def probes(kernel: Any) -> Probes:
+    return Probes.of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rule", "arithmetic"),
+    [
+        (Adds("Q4_0", lanes), Rule(4, joining="halves"), "d_w·(d_a·Σ - 8·s), rounded"),
+        (Adds("Q4_1", fused), Rule(), "(d_w·d_a)·Σ, fused"),
+        (Adds("Q4_0", rounded_twice), Rule(), "(d_w·d_a)·Σ - (d_w·8·s), rounded"),
+        (Adds("Q8_0", backwards), Rule(descending=True), "(d_w·d_a)·Σ, rounded"),
+    ],
+)
+@pytest.mark.parametrize(("tokens", "columns"), [(3, 288), (1, 4096)])
+def test_orders_are_found(kernel: Any, rule: Rule, arithmetic: str, tokens: int, columns: int) -> None:
+    """Of short rows by themselves, and of long ones by their rule."""
+    found = probes(kernel).order(tokens, 40, columns)
+    assert isinstance(found, FoundOrder)
+    assert (found.rule, found.arithmetic.words) == (rule, arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (Adds("Q8_0", in_block, 2), "adds parts of a block by themselves"),
+        (Adds("Q8_0", in_double), "outputs are those of no tree"),
+        (Adds("Q4_0", offset_apart), "adds the product of the offset by itself"),
+    ],
+)
+def test_no_order_is_found_and_the_reason_is_given(kernel: Any, why: str) -> None:
+    with pytest.raises(NoOrder, match=why):
+        probes(kernel).order(3, 40, 288)
+
+
+def test_types_without_a_scale_of_each_block_are_refused() -> None:
+    kernel = Adds("Q4_K", lanes)
+    with pytest.raises(NoOrder, match="no scale of their own"):
+        Probes.of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 8, 512), 1)  # type: ignore[arg-type]
+
+
+KERNEL = """
+import numpy as np
+from gguf_verify import kernel
+
+Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
+
+@kernel(formats=["Q4_0"], semantics="q8_1")
+def gemm(w, x, shape):
+    w, x = w.view(Q4_0), x.view(Q8_1)
+    codes = np.concatenate([w["qs"] & 15, w["qs"] >> 4], axis=-1).astype(np.float32)
+    lanes = [np.zeros((shape.m, shape.n), np.float32) for _ in range(2)]
+    for b in range(shape.k // 32):
+        d_w, d_a, s = (v[:, b].astype(np.float32) for v in (w["d"], x["d"], x["s"]))
+        products = x["qs"][:, b].astype(np.float32) @ codes[:, b].T
+        lanes[b % 2] += d_w * (d_a[:, None] * products - 8 * s[:, None])
+    y = lanes[0] + lanes[1]
+    {change}
+    return y
+"""
+ULP = "y[:, 77:78] = np.nextafter(y[:, 77:78], np.float32(np.inf))"
+
+
+@pytest.mark.parametrize(("change", "code"), [("", 0), (ULP, 1)])
+def test_an_output_that_is_off_by_one_ulp_is_a_mismatch(change: str, code: int, tmp_path: Path) -> None:
+    """In a row that is added like the others; without the fault the bits are equal. The score shows neither."""
+    file = tmp_path / "kernel.py"
+    file.write_text(KERNEL.format(change=change))
+    options = Options(
+        tensor=r"blk\.0\.attn_q", progress=False, probes="brief", prompt="The cat", n_predict=1, sandbox="none",
+        order="find",
+    )  # fmt: skip
+    report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{file}:gemm", CpuHost(1), ("layers",), options)
+    assert report.exit_code == code
+    (rung,) = report.rungs
+    (record,) = (record for record in rung.details if isinstance(record, OrderRecord))
+    assert record.order == "2 lanes, each in ascending k, then in ascending order, of d_w·(d_a·Σ - 8·s), rounded"
+    assert record.tree == "0+2+4+6+(1+3+5+7)"
+    assert record.differing == (record.m if change else 0)
+    assert {failure.row for failure in rung.failures} == ({77} if change else set())
+    assert any("bits equal" in note for note in rung.notes) == (not change)
