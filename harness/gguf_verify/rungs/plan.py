@@ -41,11 +41,13 @@ _SHAPES = (
 #: The same, for blocks of any bits. Rows of a single block show scales that vanish in a sum with larger ones.
 _ANY_BITS = ((6, 70, 24), (6, 1700, 1))
 #: Blocks with a field at each class of its number format, as rows of one block: as many as any type has, and a few.
-_CLASS_ROWS, _CLASS_TOKENS = 560, 4
+CLASS_ROWS, _CLASS_TOKENS = 560, 4
 #: Tokens whose scale or sum is at each class, as values and as blocks; the most calls that take them where a kernel
 #: computes few tokens at a time; and the rows beside them.
 VALUE_CLASSES, BLOCK_CLASSES, _MOST_PARTS = 28, 424, 28
 _ROWS_OF_CLASSES = 9
+#: Tokens, rows and slices of 32 values of the matrices that are multiplied in turn.
+_IN_TURN = ((5, 40, 3), (9, 33, 16))
 #: Random shapes of each family; the largest size as a power of two; a round size's divisor; and the most
 #: multiplications of one call.
 _OF_A_FAMILY, _MOST_BITS, _ROUND, _MOST_WORK = 4, 12, 64, 1 << 22
@@ -111,11 +113,18 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
     if quantized:
         probes += [sizes.probe((m,), n, slices, blocks="any bits", whole=True) for m, n, slices in _ANY_BITS]
         probes.append(sizes.probe((6,), 33, 3, values="codes of -128"))
-        probes.append(sizes.probe((_CLASS_TOKENS,), _CLASS_ROWS, 1, blocks="each class of each field"))
+        probes.append(sizes.probe((_CLASS_TOKENS,), CLASS_ROWS, 1, blocks="each class of each field"))
         probes += sizes.of_classes(BLOCK_CLASSES, "classes of encoded fields")
     probes += sizes.of_classes(VALUE_CLASSES, "classes of scales and sums")
     probes += drawn.few_probes(sizes) if brief else _sweeps(sizes, drawn)
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
+
+
+def shapes_in_turn(domain: Domain, unit: int) -> tuple[Probe, Probe] | None:
+    """Two shapes of which several matrices are multiplied in turn; None if the domain has none near."""
+    sizes = _Sizes(domain, unit)
+    first, other = (sizes.probe((m,), n, slices) for m, n, slices in _IN_TURN)
+    return (first, other) if first and other and first.tokens and other.tokens else None
 
 
 def shapes_of(domain: Domain, unit: int, seed: int, brief: bool) -> list[tuple[int, int, int]]:
@@ -198,7 +207,7 @@ def wide(domain: Domain, unit: int) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The random sizes of a seed: tokens, the rows beside them, rows, and slices of 32 values in a row."""
+    """The random sizes of a seed: tokens, the rows beside them, rows, slices of 32 values a row, and whole shapes."""
 
     tokens: list[int]
     few_rows: list[int]
@@ -211,8 +220,10 @@ class _Drawn:
         rng = np.random.default_rng((PLAN, seed))
         tokens, few_rows = rng.integers(_EVERY_M, 4 * _MOST_M, 6), rng.permutation([2, 3, 5, 7])
         rows, slices = rng.integers(1024, 20_000, 4), rng.integers(64, _MOST_K // SLICE - 1, 3) | 1
-        lists = ([int(size) for size in sizes] for sizes in (tokens, few_rows, rows, slices))
-        return cls(*lists, families=_families(rng))
+        return cls(
+            tokens=tokens.tolist(), few_rows=few_rows.tolist(), rows=rows.tolist(), slices=slices.tolist(),
+            families=_families(rng),
+        )  # fmt: skip
 
     def few_probes(self, sizes: _Sizes) -> list[Probe | None]:
         """One of each dimension, with few of the others."""

@@ -34,13 +34,14 @@ from ...calls import calling
 from ...explain import Explanations, Place, WrongCall
 from ...generated_inputs import representable
 from ...judging import Output, judge_output
-from ...plan import ENCODED, PLAN, Probe, in_words, plan
+from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
 from .huge import HugeFound, HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
+from .turns import ORDER, called_in_turn, turns_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -124,6 +125,9 @@ class TypeProbes:
                 if run.budget.spent:
                     return self._leave()
                 self._probe(probe, number)
+            in_turn = only is None or (only.kind, only.number) == ("probe", len(probes))
+            if in_turn and not (run.budget.spent or found.wrong or found.faults):
+                self._in_turn(domain, len(probes))
             if only is not None and only.kind == "probe":
                 return
             no_tokens = only is None and domain.m == Extent() and self._takes_no_tokens()
@@ -300,13 +304,13 @@ class TypeProbes:
 
     def _judge(
         self, probe: Probe, call: Call, made_by: KernelCall, y: Floats, encoded: Bytes,
-        expected: list[tuple[slice, Product]],
+        expected: list[tuple[slice, Product]], beside: str = "",
     ) -> tuple[int, int] | None:  # fmt: skip
         """Token and row of the first wrong output; None if all are correct."""
         of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
         of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
         m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
-        how = ", given their bytes" if call.given else ""
+        how = ", given their bytes" if call.given else beside
         detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
         # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
         result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
@@ -327,6 +331,32 @@ class TypeProbes:
             for culprit, n in result.blamed.items():
                 self._result.fail_more(culprit, n, self._tensor.name)
         return first
+
+    def _in_turn(self, domain: Domain, number: int) -> None:
+        """Several matrices in turn, each judged by itself."""
+        shapes = shapes_in_turn(domain, self._fmt.unit)
+        if shapes is None:
+            return
+        turns = turns_of(shapes, self._fmt, self._semantics, self._inputs)
+        call = replace(self._origin, number=number)
+        try:
+            with calling(call):
+                for i, (name, kernel, y) in enumerate(called_in_turn(self._run, self._fmt, turns)):
+                    turn, probe, m = turns[name], turns[name].probe, len(turns[name].x)
+                    this = replace(call, m=m, n=probe.n, k=probe.k)
+                    expected = list(self._exact(turn.rows, turn.encoded, kernel.order))
+                    made_by = KernelCall(kernel, self._fmt, turn.rows, m)
+                    beside = f", the last of {ORDER[: i + 1]} in turn"
+                    wrong = self._judge(probe, this, made_by, y, turn.encoded, expected, beside)
+                    self.found.calls += 1
+                    self.found.outputs += y.size
+                    self.found.wrong += [] if wrong is None else [(m, probe.n, probe.k)]
+        except KernelFault as error:
+            self.found.faults += not isinstance(error, NotRun)
+            words = f"{self._fmt.name}, matrices of several shapes in turn ({ORDER}): {error}"
+            self._result.fail(Failure.of(error, words, self._tensor.name))
+        if self._only is not None:
+            self._result.count(ALONE)
 
     def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes, call: Call) -> None:
         quantized = kernel.quantize(x)

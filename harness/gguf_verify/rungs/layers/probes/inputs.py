@@ -43,6 +43,11 @@ class ProbeInputs:
         self._fmt, self._semantics, self._units, self._like = fmt, semantics, units, like
         self._seed, self._exact = seed, exact
 
+    def others(self, number: int) -> ProbeInputs:
+        """Other random activations, and the blocks in another order."""
+        units = np.roll(self._units, number * (1 + len(self._units) // 4), axis=0)
+        return ProbeInputs(self._fmt, self._semantics, units, self._like, self._seed + number, self._exact)
+
     def weights(self, probe: Probe) -> Bytes:
         """uint8[N, row bytes]."""
         fmt, wide = self._fmt, probe.k // self._fmt.unit
