@@ -9,7 +9,7 @@ stay comparable.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from ..formats.element import SLICE
 from ..kernels.domain import Domain, Extent
 
-#: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows.
-PLAN = 2
+#: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows. 3: fields at each class of their
+#: number format, round sizes and those around powers of two.
+PLAN = 3
 
 #: Sizes of tiles that kernels have, in tokens and in rows.
 _TILES = (8, 16, 32, 64, 96, 128, 256)
@@ -39,6 +40,17 @@ _SHAPES = (
 )  # fmt: skip
 #: The same, for blocks of any bits. Rows of a single block show scales that vanish in a sum with larger ones.
 _ANY_BITS = ((6, 70, 24), (6, 1700, 1))
+#: Blocks with a field at each class of its number format, as rows of one block: as many as any type has, and a few.
+CLASS_ROWS, _CLASS_TOKENS = 560, 4
+#: Tokens whose scale or sum is at each class, as values and as blocks; the most calls that take them where a kernel
+#: computes few tokens at a time; and the rows beside them.
+VALUE_CLASSES, BLOCK_CLASSES, _MOST_PARTS = 28, 424, 28
+_ROWS_OF_CLASSES = 9
+#: Tokens, rows and slices of 32 values of the matrices that are multiplied in turn.
+_IN_TURN = ((5, 40, 3), (9, 33, 16))
+#: Random shapes of each family; the largest size as a power of two; a round size's divisor; and the most
+#: multiplications of one call.
+_OF_A_FAMILY, _MOST_BITS, _ROUND, _MOST_WORK = 4, 12, 64, 1 << 22
 
 #: Tokens and rows of outputs past 2^31 and past 2^32; and the many of either whose operands are so large, beside a few.
 #: No size is even, so that what wraps at a power of two meets another place of a row. A grid can count the many in
@@ -52,8 +64,10 @@ _BEYOND = 1.02
 #: The largest sizes at which a product is computed, as models have.
 PLANNED = {"M": 4099, "N": max(_MANY_ROWS), "K": _MOST_K}
 
-Blocks = Literal["the model's", "any bits"]
-Values = Literal["drawn", "special", "codes of -128"]
+Blocks = Literal["the model's", "any bits", "each class of each field"]
+Values = Literal["drawn", "special", "codes of -128", "classes of scales and sums", "classes of encoded fields"]
+#: Activations that a kernel only gets as blocks, since no quantizer writes them.
+ENCODED: tuple[Values, ...] = ("codes of -128", "classes of encoded fields")
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,13 @@ class Probe:
     Args:
         tokens: the numbers of tokens of the calls, each at least 1.
         n, k: rows and columns.
-        blocks: the weights' blocks: the model's, laid out anew, or any bits under finite scales.
+        blocks: the weights' blocks: the model's, laid out anew; any bits under finite scales; or those of
+            `field_classes.every_class`.
         values: the activations: random ones and ties of codes; special ones (zeros of both signs, tiny and huge
-            values); or random ones with codes of -128, for kernels that take blocks.
+            values); those of `field_classes.values_of_classes`; and, for kernels that take blocks, random ones with
+            codes of -128, and blocks of `field_classes.every_class`.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
+        first: the first of the activations that are used.
     """
 
     tokens: tuple[int, ...]
@@ -75,6 +92,7 @@ class Probe:
     blocks: Blocks = "the model's"
     values: Values = "drawn"
     whole: bool = False
+    first: int = 0
 
 
 def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = False) -> list[Probe]:
@@ -95,8 +113,18 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
     if quantized:
         probes += [sizes.probe((m,), n, slices, blocks="any bits", whole=True) for m, n, slices in _ANY_BITS]
         probes.append(sizes.probe((6,), 33, 3, values="codes of -128"))
+        probes.append(sizes.probe((_CLASS_TOKENS,), CLASS_ROWS, 1, blocks="each class of each field"))
+        probes += sizes.of_classes(BLOCK_CLASSES, "classes of encoded fields")
+    probes += sizes.of_classes(VALUE_CLASSES, "classes of scales and sums")
     probes += drawn.few_probes(sizes) if brief else _sweeps(sizes, drawn)
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
+
+
+def shapes_in_turn(domain: Domain, unit: int) -> tuple[Probe, Probe] | None:
+    """Two shapes of which several matrices are multiplied in turn; None if the domain has none near."""
+    sizes = _Sizes(domain, unit)
+    first, other = (sizes.probe((m,), n, slices) for m, n, slices in _IN_TURN)
+    return (first, other) if first and other and first.tokens and other.tokens else None
 
 
 def shapes_of(domain: Domain, unit: int, seed: int, brief: bool) -> list[tuple[int, int, int]]:
@@ -179,19 +207,23 @@ def wide(domain: Domain, unit: int) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The random sizes of a seed: tokens, the rows beside them, rows, and slices of 32 values in a row."""
+    """The random sizes of a seed: tokens, the rows beside them, rows, slices of 32 values a row, and whole shapes."""
 
     tokens: list[int]
     few_rows: list[int]
     rows: list[int]
     slices: list[int]
+    families: list[tuple[int, int, int]]
 
     @classmethod
     def of(cls, seed: int) -> _Drawn:
         rng = np.random.default_rng((PLAN, seed))
         tokens, few_rows = rng.integers(_EVERY_M, 4 * _MOST_M, 6), rng.permutation([2, 3, 5, 7])
         rows, slices = rng.integers(1024, 20_000, 4), rng.integers(64, _MOST_K // SLICE - 1, 3) | 1
-        return cls(*([int(size) for size in sizes] for sizes in (tokens, few_rows, rows, slices)))
+        return cls(
+            tokens=tokens.tolist(), few_rows=few_rows.tolist(), rows=rows.tolist(), slices=slices.tolist(),
+            families=_families(rng),
+        )  # fmt: skip
 
     def few_probes(self, sizes: _Sizes) -> list[Probe | None]:
         """One of each dimension, with few of the others."""
@@ -199,6 +231,24 @@ class _Drawn:
             sizes.probe(self.tokens[:1], self.few_rows[0], 1), sizes.probe((1,), self.rows[0], 1),
             sizes.probe((2,), 3, self.slices[0]),
         ]  # fmt: skip
+
+
+def _families(rng: np.random.Generator) -> list[tuple[int, int, int]]:
+    """(M, N, K) of three families, log-uniform: multiples of 64, as large models have, every other with few tokens;
+    neighbours of powers of two, where tiles and types of indices end; and arbitrary ones."""
+    found = []
+    for i in range(_OF_A_FAMILY):
+        bits = rng.uniform(0, _MOST_BITS, (3, 3))
+        of_round = _ROUND * np.round(2 ** (bits[0] * (1 - np.log2(_ROUND) / _MOST_BITS)))
+        near_power = np.maximum(1, 2 ** np.round(bits[1]) + rng.integers(-1, 2, 3))
+        for sizes, divisor in ((of_round, _ROUND), (near_power, 1), (2 ** bits[2], 1)):
+            m, n, k = (int(size) for size in sizes)
+            if divisor > 1 and i % 2:
+                m = int(rng.integers(1, 17))
+            m = max(1, min(m, _MOST_WORK // (n * max(k, SLICE))))
+            n = max(divisor, min(n, _MOST_WORK // (m * max(k, SLICE))) // divisor * divisor)
+            found.append((m // divisor * divisor if m >= divisor else m, n, k))
+    return found
 
 
 def _sweeps(sizes: _Sizes, drawn: _Drawn) -> list[Probe | None]:
@@ -212,6 +262,7 @@ def _sweeps(sizes: _Sizes, drawn: _Drawn) -> list[Probe | None]:
     probes += [sizes.probe((9,), n, 1) for n in _MANY_ROWS[:3]]
     for i, slices in enumerate(_lengths(drawn)):
         probes.append(sizes.probe((2, 9) if i % 3 == 0 else (1 + i % 2,), 3 + i % 2, slices))
+    probes += [sizes.probe((m,), n, -(-k // SLICE)) for m, n, k in drawn.families]
     return probes
 
 
@@ -242,6 +293,15 @@ class _Sizes:
             return None
         allowed = {near(self.domain.m, m) for m in tokens}
         return Probe(tuple(sorted(m for m in allowed if m is not None)), rows, k, blocks, values, whole)
+
+    def of_classes(self, total: int, values: Values) -> list[Probe | None]:
+        """Calls that take `total` tokens of one block together, as many at a time as the domain allows; of a kernel for
+        few tokens, only some of them."""
+        probe = self.probe((total,), _ROWS_OF_CLASSES, 1, values=values, whole=values not in ENCODED)
+        if probe is None or not probe.tokens:
+            return []
+        calls = min(_MOST_PARTS, -(-total // probe.tokens[0]))
+        return [replace(probe, first=i * total // calls) for i in range(calls)]
 
 
 def near(extent: Extent, value: int, unit: int = 1) -> int | None:

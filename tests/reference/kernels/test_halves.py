@@ -18,8 +18,8 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.f16_wgmma import Wgmma
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.rungs.generated_inputs import any_blocks, held_by
-from gguf_verify.rungs.layers.probes.envelope import TypeProbes
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
+from gguf_verify.rungs.layers.probes.inputs import ProbeInputs
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.semantics.declared import IN_TENSOR_CORES, declared
 from gguf_verify.semantics.exact import product
@@ -145,11 +145,10 @@ def test_random_blocks_that_halves_hold() -> None:
     assert largest[held].max() <= 0.25 < 10_000 < largest[alone].max()
     for narrower in (declared("f16", accumulates="float16"), declared(activations="float16", term="half_steps")):
         assert (held_by(narrower, fmt, blocks, alone=True) == held).all()
-    of = SimpleNamespace(
-        _fmt=fmt, _semantics=IN_TENSOR_CORES, _units=blocks[held], _run=SimpleNamespace(options=SimpleNamespace(seed=1))
-    )
+    like = np.ones((1, fmt.block_size), np.float32)
+    inputs = ProbeInputs(fmt, IN_TENSOR_CORES, blocks[held], like, 1, lambda *_: iter(()))
     for k, least, most in ((256, 10_000, 65504), (512, 0.01, 0.25)):
-        drawn = TypeProbes._weights(of, Probe((1,), 400, k, "any bits"))  # type: ignore[arg-type]
+        drawn = inputs.weights(Probe((1,), 400, k, "any bits"))
         assert least < np.abs(fmt.decode(drawn.reshape(-1, fmt.block_bytes))).max() <= most
     probes = SimpleNamespace(_fmt=fmt, _semantics=IN_TENSOR_CORES, _seed=0)
     units = HugeProbes._repeated(probes, blocks[:1]).reshape(-1, fmt.block_bytes)  # type: ignore[arg-type]

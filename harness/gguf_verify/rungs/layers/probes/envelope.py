@@ -28,19 +28,20 @@ from ....results.products import TypeEnvelope
 from ....results.rungs import RungResult
 from ....semantics.order import Order
 from ....semantics.sums import Product
-from ....support.arrays import get
 from ....support.errors import KernelFault, NotRun
 from ....support.text import printable
 from ...calls import calling
 from ...explain import Explanations, Place, WrongCall
-from ...generated_inputs import any_blocks, drawn, held_by, representable, special, ties_of_codes, with_least_codes
+from ...generated_inputs import representable
 from ...judging import Output, judge_output
-from ...plan import PLAN, Probe, in_words, plan
+from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
 from .huge import HugeFound, HugeProbes
+from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
+from .turns import ORDER, called_in_turn, turns_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -96,8 +97,9 @@ class TypeProbes:
         self._explanations = explanations
         self._fmt: WeightFormat = fmt
         self._semantics = run.semantics(fmt)
-        self._size = fmt.unit // fmt.block_size * fmt.block_bytes
-        self._units = rows[:, : rows.shape[1] // self._size * self._size].reshape(-1, self._size)
+        size = fmt.unit // fmt.block_size * fmt.block_bytes
+        self._units = rows[:, : rows.shape[1] // size * size].reshape(-1, size)
+        self._inputs = ProbeInputs(fmt, self._semantics, self._units, like, run.options.seed, self._exact)
         self.found = _Found()
         #: Dimension → the largest size at which CUDA makes the kernel's launches, where a call passed it.
         self._limits: dict[str, int] = {}
@@ -123,6 +125,9 @@ class TypeProbes:
                 if run.budget.spent:
                     return self._leave()
                 self._probe(probe, number)
+            in_turn = only is None or (only.kind, only.number) == ("probe", len(probes))
+            if in_turn and not (run.budget.spent or found.wrong or found.faults):
+                self._in_turn(domain, len(probes))
             if only is not None and only.kind == "probe":
                 return
             no_tokens = only is None and domain.m == Extent() and self._takes_no_tokens()
@@ -190,17 +195,17 @@ class TypeProbes:
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
     def _probe(self, probe: Probe, number: int) -> None:
-        if probe.values == "codes of -128" and self._semantics.activations is not Q8_1:
+        if probe.values in ENCODED and self._semantics.activations is not Q8_1:
             return
-        rows = self._weights(probe)
+        rows = self._inputs.weights(probe)
         try:
-            x = representable(self._semantics, self._fmt, rows, self._activations(probe, rows))
+            x = representable(self._semantics, self._fmt, rows, self._inputs.values(probe, rows))
+            encoded = self._semantics.bytes_of(x)
+            if probe.values in ENCODED:
+                encoded = self._inputs.encoded(probe, rows, encoded)
         except KernelFault as error:  # of its author's oracle, which need not know values of every size
             self.found.not_covered.append(("activations of every size", str(error)))
             return
-        encoded = self._semantics.bytes_of(x)
-        if probe.values == "codes of -128":
-            encoded = with_least_codes(encoded)
         uploaded: dict[str, Weights] = {}
         products: dict[Order | None, list[tuple[slice, Product]]] = {}
         blocks = self._run.blocks_are if probe.blocks == "the model's" else probe.blocks
@@ -218,7 +223,7 @@ class TypeProbes:
             except KernelFault as error:
                 if self._is_limit(probe, m):
                     continue
-                if error.culprit == "oracle" and probe.values == "special":  # values beyond what its author thought of
+                if error.culprit == "oracle" and probe.values != "drawn":  # values beyond what its author thought of
                     self.found.not_covered.append(("activations of every size", str(error)))
                     return
                 self.found.faults += not isinstance(error, NotRun)
@@ -256,7 +261,7 @@ class TypeProbes:
         if kernel.order not in products:
             products[kernel.order] = list(self._exact(rows, encoded, kernel.order))
         weights = uploaded[kernel.layout]
-        of_codes = probe.values == "codes of -128"
+        of_codes = probe.values in ENCODED
         given = [False] * (not of_codes) + [True] * (probe.whole or of_codes)
         if self._only is not None:
             given = [self._only.given]
@@ -299,13 +304,13 @@ class TypeProbes:
 
     def _judge(
         self, probe: Probe, call: Call, made_by: KernelCall, y: Floats, encoded: Bytes,
-        expected: list[tuple[slice, Product]],
+        expected: list[tuple[slice, Product]], beside: str = "",
     ) -> tuple[int, int] | None:  # fmt: skip
         """Token and row of the first wrong output; None if all are correct."""
         of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
         of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
         m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
-        how = ", given their bytes" if call.given else ""
+        how = ", given their bytes" if call.given else beside
         detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
         # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
         result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
@@ -326,6 +331,32 @@ class TypeProbes:
             for culprit, n in result.blamed.items():
                 self._result.fail_more(culprit, n, self._tensor.name)
         return first
+
+    def _in_turn(self, domain: Domain, number: int) -> None:
+        """Several matrices in turn, each judged by itself."""
+        shapes = shapes_in_turn(domain, self._fmt.unit)
+        if shapes is None:
+            return
+        turns = turns_of(shapes, self._fmt, self._semantics, self._inputs)
+        call = replace(self._origin, number=number)
+        try:
+            with calling(call):
+                for i, (name, kernel, y) in enumerate(called_in_turn(self._run, self._fmt, turns)):
+                    turn, probe, m = turns[name], turns[name].probe, len(turns[name].x)
+                    this = replace(call, m=m, n=probe.n, k=probe.k)
+                    expected = list(self._exact(turn.rows, turn.encoded, kernel.order))
+                    made_by = KernelCall(kernel, self._fmt, turn.rows, m)
+                    beside = f", the last of {ORDER[: i + 1]} in turn"
+                    wrong = self._judge(probe, this, made_by, y, turn.encoded, expected, beside)
+                    self.found.calls += 1
+                    self.found.outputs += y.size
+                    self.found.wrong += [] if wrong is None else [(m, probe.n, probe.k)]
+        except KernelFault as error:
+            self.found.faults += not isinstance(error, NotRun)
+            words = f"{self._fmt.name}, matrices of several shapes in turn ({ORDER}): {error}"
+            self._result.fail(Failure.of(error, words, self._tensor.name))
+        if self._only is not None:
+            self._result.count(ALONE)
 
     def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes, call: Call) -> None:
         quantized = kernel.quantize(x)
@@ -366,35 +397,3 @@ class TypeProbes:
         right = {m for m, _, _ in self.found.right} - wrong
         if len(wrong) > 1 and right:
             self._result.note(f"{self._fmt.name}: wrong with {in_words(wrong)} tokens; right with {in_words(right)}")
-
-    # ---- what it is made of ------------------------------------------------------------------------------------------
-
-    def _weights(self, probe: Probe) -> Bytes:
-        """uint8[N, row bytes]."""
-        fmt, wide = self._fmt, probe.k // self._fmt.unit
-        if probe.blocks == "any bits":
-            assert isinstance(fmt, BlockFormat)
-            blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
-            large = ~held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
-            blocks[large] = np.resize(self._units, blocks.shape)[large]
-            return blocks.reshape(probe.n, -1)
-        there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
-        needed = min(there, probe.n * wide)  # of a large matrix, whose blocks a small probe does not use up
-        return np.resize(self._units[:needed], (probe.n, wide * self._size))
-
-    def _activations(self, probe: Probe, rows: Bytes) -> Floats:
-        """float32[largest M, K]; the last token of random ones has ties of codes."""
-        m, k = max(probe.tokens), probe.k
-        if probe.values == "special":
-            # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
-            semantics, fmt = self._semantics, self._fmt
-            few = semantics.activations is not None or semantics.range_of_halves(fmt)
-            values = special(k, self._like, 1e2 if semantics.sums_in_halves(fmt) else 1e4 if few else 1e6)
-            finite = np.ones(len(values), bool)  # others are a matter of the definition's range
-            for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):
-                finite &= get(np.isfinite(exact.exact).all(axis=1))
-            return np.resize(values[finite], (m, k))
-        values = drawn((m, k), self._like, self._run.options.seed)
-        if m > 1 or probe.values == "drawn":
-            values[-1:] = ties_of_codes(k)
-        return values

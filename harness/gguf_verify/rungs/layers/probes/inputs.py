@@ -1,0 +1,111 @@
+"""The weights and activations of a probe, made of the type's own blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ....formats.block import BlockFormat
+from ....formats.tensor_types import WeightFormat
+from ....semantics.definition import Semantics
+from ....semantics.order import Order
+from ....semantics.sums import Product
+from ....support.arrays import get
+from ...field_classes import every_class, values_of_classes
+from ...generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes, with_least_codes
+from ...plan import Probe
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+#: Rows uint8[N, row bytes], activations uint8[M, row bytes] and an order → spans of the rows, and their products.
+Exact = Callable[[Bytes, Bytes, Order | None], Iterator[tuple[slice, Product]]]
+
+#: The largest weight, of which sums of products are finite in float32: an exponent of E8M0 reaches 2^127.
+_LARGEST = 2.0**61
+
+
+class ProbeInputs:
+    """Weights and activations of one type.
+
+    Args:
+        fmt, semantics: the type, and the definition of its products.
+        units: blocks of the model, uint8[…, block bytes], which are laid out anew.
+        like: activations float32[M, K] of the graph, whose size random ones have.
+        seed: of random ones.
+        exact: multiplies.
+    """
+
+    def __init__(
+        self, fmt: WeightFormat, semantics: Semantics, units: Bytes, like: Floats, seed: int, exact: Exact
+    ) -> None:  # fmt: skip
+        self._fmt, self._semantics, self._units, self._like = fmt, semantics, units, like
+        self._seed, self._exact = seed, exact
+
+    def others(self, number: int) -> ProbeInputs:
+        """Other random activations, and the blocks in another order."""
+        units = np.roll(self._units, number * (1 + len(self._units) // 4), axis=0)
+        return ProbeInputs(self._fmt, self._semantics, units, self._like, self._seed + number, self._exact)
+
+    def weights(self, probe: Probe) -> Bytes:
+        """uint8[N, row bytes]."""
+        fmt, wide = self._fmt, probe.k // self._fmt.unit
+        if probe.blocks == "each class of each field":
+            assert isinstance(fmt, BlockFormat)
+            own = np.resize(self._units, (probe.n, fmt.block_bytes))
+            blocks = np.resize(every_class(fmt, own), own.shape)
+            held = held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
+            held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST
+            blocks[~held] = own[~held]
+            return np.tile(blocks, (1, probe.k // fmt.block_size))
+        if probe.blocks == "any bits":
+            assert isinstance(fmt, BlockFormat)
+            blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._seed)
+            large = ~held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
+            blocks[large] = np.resize(self._units, blocks.shape)[large]
+            return blocks.reshape(probe.n, -1)
+        there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
+        needed = min(there, probe.n * wide)  # of a large matrix, whose blocks a small probe does not use up
+        return np.resize(self._units[:needed], (probe.n, wide * self._units.shape[1]))
+
+    def values(self, probe: Probe, rows: Bytes) -> Floats:
+        """float32[largest M, K]; the last token of random ones has ties of codes."""
+        m, k = max(probe.tokens), probe.k
+        if probe.values == "special":
+            # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
+            semantics, fmt = self._semantics, self._fmt
+            few = semantics.activations is not None or semantics.range_of_halves(fmt)
+            values = special(k, self._like, 1e2 if semantics.sums_in_halves(fmt) else 1e4 if few else 1e6)
+            return np.resize(values[self._finite(rows, semantics.bytes_of(values))], (m, k))
+        if probe.values == "classes of scales and sums":
+            values = values_of_classes(k)
+            values = values[self._finite(rows, self._semantics.bytes_of(values))]
+            return np.resize(np.roll(values, -probe.first, axis=0), (m, k))
+        values = drawn((m, k), self._like, self._seed)
+        if m > 1 or probe.values == "drawn":
+            values[-1:] = ties_of_codes(k)
+        return values
+
+    def encoded(self, probe: Probe, rows: Bytes, ordinary: Bytes) -> Bytes:
+        """Activations uint8[M, row bytes] that no quantizer writes.
+
+        Args:
+            rows: uint8[N, row bytes]: products with these are finite.
+            ordinary: activations of the same shape.
+        """
+        if probe.values == "codes of -128":
+            return with_least_codes(ordinary)
+        fmt = self._semantics.activations
+        assert fmt is not None
+        made = np.tile(every_class(fmt, ordinary[:, : fmt.block_bytes]), (1, ordinary.shape[1] // fmt.block_bytes))
+        made = made[self._finite(rows, made)]
+        return np.resize(np.roll(made, -probe.first, axis=0), ordinary.shape)
+
+    def _finite(self, rows: Bytes, encoded: Bytes) -> npt.NDArray[np.bool_]:
+        """Whether the products of activations uint8[M, row bytes] are finite: bool[M]. Others are a matter of the
+        definition's range."""
+        finite = np.ones(len(encoded), bool)
+        for _, exact in self._exact(rows, encoded, None):
+            finite &= get(np.isfinite(exact.exact).all(axis=1))
+        return finite

@@ -1,0 +1,167 @@
+"""Blocks and activations with each field at each class of its number format, and matrices in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gguf_verify import Shape, kernel
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.q4_0 import Q4_0
+from gguf_verify.formats.q4_k import Q4_K
+from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.kernels.domain import Domain, Extent
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.rungs.field_classes import classes, every_class, numbers_of, values_of_classes
+from gguf_verify.rungs.generated_inputs import any_blocks
+from gguf_verify.rungs.plan import BLOCK_CLASSES, CLASS_ROWS, VALUE_CLASSES, plan
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
+from gguf_verify.verification import verify
+from tests.rungs.rungs.test_envelope import ONE, product
+from tests.support.tools import FIXTURES
+
+HALVES = {0, 1, 0x3FF, 0x400, 0x3C00, 0x7BFF}
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
+def test_each_bit_of_a_block_is_of_one_number(fmt: BlockFormat) -> None:
+    places = [at for numbers in numbers_of(fmt).values() for number in numbers for at, _ in number]
+    assert sorted(places) == list(range(8 * fmt.block_bytes))
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
+def test_a_plan_has_room_for_the_classes_of_every_type(fmt: BlockFormat) -> None:
+    assert len(every_class(fmt, any_blocks(fmt, 9, 1))) <= CLASS_ROWS
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
+def test_each_half_of_a_type_is_at_each_class(fmt: BlockFormat) -> None:
+    made = fmt.view(every_class(fmt, any_blocks(fmt, 9, 1)))
+    for field in fmt.fields:
+        if field.dtype == "<f2":
+            found = set(np.ascontiguousarray(made[field.name]).view("<u2").tolist())
+            assert found >= HALVES | {bits | 0x8000 for bits in HALVES}
+
+
+def test_each_code_and_each_scale_of_a_superblock() -> None:
+    made = every_class(Q4_K, np.full((1, Q4_K.block_bytes), 0x55, np.uint8))
+    codes = Q4_K.codes(made)
+    assert {int(c[0]) for c in codes if (c == c[0]).all()} == set(range(16))
+    view, one = Q4_K.view(made), np.ones(len(made), np.float16)
+    ones = Q4_K.pack(d=one, dmin=one, scales=view["scales"], qs=view["qs"])
+    for values in (Q4_K.scales(ones), -Q4_K.minima(ones)):
+        usual = np.median(values, axis=0)
+        for group in range(Q4_K.groups):
+            alone = (values != usual).sum(axis=1) == 1
+            assert {0, 1, 63} <= {float(v[group]) for v in values[alone]}
+
+
+def test_the_rest_of_a_block_stays() -> None:
+    usual = any_blocks(Q4_0, 1, 1)
+    made = every_class(Q4_0, usual)
+    same = (made == usual).reshape(len(made), -1)
+    assert (same[:, :2].all(axis=1) | same[:, 2:].all(axis=1)).all()
+
+
+@pytest.mark.parametrize(("width", "least"), [(1, 2), (4, 16), (8, 256), (9, 7), (16, 12), (32, 12)])
+def test_the_classes_of_a_width(width: int, least: int) -> None:
+    assert len(classes(width, True)) == least
+    assert {0, 1 << width - 1} <= {*classes(width, True).tolist()}
+
+
+def test_activations_reach_the_classes_of_scale_and_sum() -> None:
+    x = values_of_classes(64)
+    assert len(x) == VALUE_CLASSES
+    blocks = Q8_1.view(Q8_1_RAW.bytes_of(x).reshape(len(x), 2, Q8_1.block_bytes))
+    d, s = (np.ascontiguousarray(blocks[name]).view("<u2") for name in ("d", "s"))
+    assert set(d.reshape(-1).tolist()) >= HALVES
+    assert set(s.reshape(-1).tolist()) >= {
+        bits | sign for bits in (0x3FF, 0x400, 0x3C00, 0x7BFF) for sign in (0, 0x8000)
+    }
+    assert ((d == 0) & (s & 0x7FFF != 0)).any()
+
+
+def test_few_tokens_at_a_time() -> None:
+    probes = [p for p in plan(Domain(m=Extent(1, 1)), 32, True, 0) if p.values == "classes of encoded fields"]
+    assert 1 < len(probes) < BLOCK_CLASSES
+    assert len({p.first for p in probes}) == len(probes)
+    (whole,) = (p for p in plan(Domain(), 32, True, 0) if p.values == "classes of encoded fields")
+    assert whole.tokens == (BLOCK_CLASSES,)
+
+
+Wrong = Callable[[npt.NDArray[np.float32], npt.NDArray[Any], npt.NDArray[Any]], object]
+
+
+def minus_zero(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]) -> None:
+    y[:, (w["d"].view("<u2") == 0x8000).any(axis=1)] += 1
+
+
+def largest_scale(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]) -> None:
+    y[:, (w["d"] == 65504).any(axis=1)] *= np.float32(0.999)
+
+
+def sum_without_scale(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]) -> None:
+    y[((x["d"] == 0) & (x["s"] != 0)).any(axis=1)] = 0
+
+
+def equal_and_negative(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]) -> None:
+    alike = (x["qs"] == x["qs"][..., :1]).all(axis=-1) & (x["qs"][..., 0] < 0)
+    y[alike.any(axis=1)] *= np.float32(0.999)
+
+
+def nothing(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]) -> None:
+    pass
+
+
+def verified(gemm: Callable[[Any, Any, Shape], Any]) -> Report:
+    options = Options(prompt="Once", tensor=ONE, n_predict=1, threads=2, progress=False, probes="brief")
+    tried = kernel(formats=["Q4_0"], semantics="q8_1")(gemm)
+    return verify(FIXTURES / "tiny-Q4_0.gguf", tried, "cpu", ["layers"], options)
+
+
+@pytest.mark.parametrize("wrong", [minus_zero, largest_scale, sum_without_scale, equal_and_negative, nothing])
+def test_a_kernel_that_is_wrong_in_one_class(wrong: Wrong) -> None:
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        y = product(weights, activations, shape)
+        rows = np.asarray(weights).reshape(shape.n, -1, Q4_0.block_bytes)
+        wrong(y, Q4_0.view(rows), Q8_1.view(np.asarray(activations).reshape(shape.m, -1, Q8_1.block_bytes)))
+        return y
+
+    report = verified(gemm)
+    assert report.exit_code == (0 if wrong is nothing else 1)
+    assert set(report.culprits) == (set() if wrong is nothing else {"kernel"})
+
+
+def test_a_kernel_that_keeps_the_first_matrix_of_a_shape() -> None:
+    kept: dict[tuple[int, int], Any] = {}
+
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        if (shape.m, shape.n) == (5, 40):
+            weights = kept.setdefault((shape.n, shape.k), np.array(weights))
+        return product(weights, activations, shape)
+
+    report = verified(gemm)
+    assert report.exit_code == 1
+    assert "the last of AB in turn" in report.rungs[0].failures[0].what
+
+
+def test_a_kernel_that_is_wrong_where_a_matrix_comes_back() -> None:
+    seen: list[bytes] = []
+
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        y, this = product(weights, activations, shape), np.asarray(weights).tobytes()
+        if this in seen[:-1] and this != seen[-1]:
+            y *= np.float32(0.999)
+        if shape.n in (33, 40) and shape.m > 4:
+            seen.append(this)
+        return y
+
+    report = verified(gemm)
+    assert report.exit_code == 1
+    assert "in turn" in report.rungs[0].failures[0].what
