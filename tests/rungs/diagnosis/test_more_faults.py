@@ -378,10 +378,10 @@ def for_the_first_scale() -> Callable[..., np.ndarray]:
 @pytest.mark.parametrize(
     ("by", "name", "said"),
     [
-        (lambda m, n, k: 0.5 if m > 7 else 1, "window-of-m", "from M = 8 on"),
-        (lambda m, n, k: 1.01 if m < 20 else 1, "window-of-m", "up to M = 19"),
-        (lambda m, n, k: 0.5 if n > 40 else 1, "window-of-n", "from N = 41 on"),
-        (lambda m, n, k: 1.01 if n % 4 == 2 else 1, "window-of-n", ""),
+        (lambda m, n, k: 0.5 if m > 7 else 1, "window-of-m", "M ≥ 8"),
+        (lambda m, n, k: 1.01 if m < 20 else 1, "window-of-m", "M < 20"),
+        (lambda m, n, k: 0.5 if n > 40 else 1, "window-of-n", "N ≥ 41"),
+        (lambda m, n, k: 1.01 if n % 4 == 2 else 1, "window-of-n", "those where N mod 4 = 2:"),
         (lambda m, n, k: 0.5 if k > 200 else 1, "window-of-k", "from K = 224 on"),
         (lambda m, n, k: 3 if k % 128 else 1, "", ""),
         (lambda m, n, k: 0.5, "power-of-two", ""),
