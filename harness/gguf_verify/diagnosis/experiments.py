@@ -25,7 +25,7 @@ from .calls import MOST_WORK, Calls, others
 from .diagnose import Diagnosis, most
 from .fault import Case, Explanation, case_of, one_each
 from .identify import identify_kernel, value_by_value
-from .observed import name_of, observed
+from .observed import FITTED, name_of, observed
 from .operands import Bytes, Floats
 from .routings import routing_fault
 from .sizes import Series
@@ -70,9 +70,9 @@ class Experiments(Calls):
         if found.verdict == "unknown":
             found = replace(found, faults=tuple(self.named()))
         elif found.verdict == "known fault":
-            found = replace(found, faults=self.beside(found.explanations))
+            found = replace(found, faults=self.beside(found.explanations) or tuple(self.named()))
         if found.verdict == "unknown" or not all(fault.everywhere for fault in found.faults):
-            found = replace(found, pattern=(*found.pattern, *self._places()))
+            found = replace(found, places=(*found.places, *self._places()))
         return found
 
     def _places(self) -> tuple[str, ...]:
@@ -137,6 +137,9 @@ class Experiments(Calls):
             found = self._order()
             if found is not None:
                 return (self.checked() or found,)
+            left = [explanation for explanation in left if self._holds(explanation)]
+            if not left:
+                return ()
             for experiment, calls in (
                 (self._tokens, self._of_tokens()),
                 (self._rows, self._of_rows()),
@@ -154,6 +157,20 @@ class Experiments(Calls):
         except KernelFault:
             pass
         return one_each(left)
+
+    def _holds(self, explanation: Explanation) -> bool:
+        """Return whether factors that were fitted to the outputs also explain those of other operands."""
+        if explanation.match.id not in FITTED:
+            return True
+        x, rows = self._turned(self.x, 1, self.semantics.activations), self._turned(self.rows, 1, self.fmt)
+        tokens, few = most(self.fmt, rows)
+        case = case_of(self.semantics, self.fmt, rows[:few], x[:tokens])
+        predicted = None if case is None else explanation.predict(case)
+        if predicted is None:
+            return False
+        y = self.run(rows, x)[:tokens, :few]
+        fits = np.abs(y - predicted.exact) <= predicted.bound
+        return bool((fits if explanation.part is None else fits[explanation.part]).all())
 
     def fitting(self, definitions: Sequence[str]) -> tuple[str, ...]:
         """Return those of the definitions that also fit other calls than the failed one.

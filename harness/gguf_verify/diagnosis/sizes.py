@@ -7,8 +7,9 @@ no rule of about its length predicts anything else, and if it predicted further 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +33,23 @@ _MOST_CALLS, _RIVAL, _CONFIRMED = 24, 8.0, 4
 _ITEMS = 512
 
 
-def each(sizes: Sequence[int], of: Callable[[int], Bools]) -> dict[int, Bools]:
-    """Return size → which tokens (or rows) are wrong; nothing if a second series of calls gives another answer."""
-    first = {n: of(n) for n in sizes}
-    return first if all((of(n) == first[n]).all() for n in reversed(sizes)) else {}
+class Calls(Protocol):
+    """Calls of any size."""
+
+    def __call__(self, n: int, first: int = 0, /) -> Bools:
+        """Return which items of a call of size n are wrong, bool[n]; item i has the operands of item first + i."""
+
+
+def each(sizes: Sequence[int], of: Calls) -> dict[int, Bools]:
+    """Return size → which tokens (or rows) are wrong.
+
+    Nothing if a second series of calls gives another answer, or if other operands make correct sizes wrong or wrong
+    ones correct: then the operands matter and not the size.
+    """
+    found = {n: of(n) for n in sizes}
+    if not all((of(n) == found[n]).all() for n in reversed(sizes)):
+        return {}
+    return found if all(of(n, n // 2 + 1).any() == found[n].any() for n in sizes) else {}
 
 
 def around(
@@ -133,23 +147,24 @@ class Learnt:
         return {question.feature for question in self.rule.questions}
 
 
-def learn(
-    wrong: Mapping[int, Bools], of: Callable[[int], Bools], most: int, domain: Extent, axis: Axis
-) -> Learnt | None:
+def learn(wrong: Mapping[int, Bools], of: Calls, most: int, domain: Extent, axis: Axis) -> Learnt | None:
     """Return the rule of wrong items, after further calls; None if no rule is certain.
 
     Args:
         wrong: size → which items are wrong, bool[items], of the calls so far.
-        of: makes a call of another size, up to `most`.
+        of: makes a call of another size, up to `most`; the operands of its items are other ones, so that no rule
+            holds that depends on them.
     """
     known, confirmed = dict(wrong), 0
-    pool = [n for n in _pool(wrong, most) if n * axis.unit in domain]
+    pool = {n for n in _pool(wrong, most) if n * axis.unit in domain}
     for _ in range(_MOST_CALLS):
         found = rules(*_samples(known, axis))
         if not found:
             return None
-        first, *rivals = (Learnt(rule, axis) for rule in found if rule.bits <= found[0].bits + _RIVAL)
-        fresh = [n for n in pool if n not in known]
+        near = [rule for rule in found if rule.bits <= found[0].bits + _RIVAL]
+        first, *rivals = (Learnt(rule, axis) for rule in (*near, *_with_other_limits(near[0], known, axis)))
+        between = {int(limit) // axis.unit for rival in rivals for limit in _limits(rival.rule, axis)}
+        fresh = sorted(n for n in pool | between if n not in known and 0 < n <= most and n * axis.unit in domain)
         predicted = {n: first.wrong(n, _items(n, axis)) for n in fresh}
         doubts = {
             n: sum(bool((rival.wrong(n, len(expected)) != expected).any()) for rival in rivals)
@@ -158,14 +173,33 @@ def learn(
         n = max(fresh, key=lambda n: doubts[n], default=None)
         if n is None or not doubts[n]:
             if confirmed >= _CONFIRMED:
-                return first
+                failed = max(n for n, bad in wrong.items() if bad.any())
+                return first if (of(failed, failed // 2 + 1) == wrong[failed]).all() else None
             # a call that the rule predicts to be wrong tests it most
             n = min(fresh, key=lambda n: (not predicted[n].any(), abs(n - max(known))), default=None)
         if n is None:
             return None
-        known[n] = of(n)
+        known[n] = of(n, n)
         confirmed = confirmed + 1 if (known[n] == predicted[n]).all() else 0
     return None
+
+
+def _limits(rule: Rule, axis: Axis) -> list[float]:
+    """Return the sizes that a rule compares with."""
+    return [q.value for q in rule.questions if q.feature == axis.size and not q.divisor]
+
+
+def _with_other_limits(rule: Rule, known: Mapping[int, Bools], axis: Axis) -> Iterator[Rule]:
+    """Yield the rule with limits of sizes in the middle of the sizes that were not tried around each."""
+    sizes = [0, *sorted(known)]
+    for i, question in enumerate(rule.questions):
+        at = int(question.value) // axis.unit
+        below, above = (max((n for n in sizes if n < at), default=0), min((n for n in sizes if n >= at), default=at))
+        if question.feature != axis.size or question.divisor or question.relation == "=":
+            continue
+        for limit in {below + 1, (below + above + 1) // 2, above} - {at}:
+            other = replace(question, value=float(limit * axis.unit))
+            yield replace(rule, questions=(*rule.questions[:i], other, *rule.questions[i + 1 :]))
 
 
 def _items(n: int, axis: Axis) -> int:
@@ -228,7 +262,7 @@ def of_lengths(wrong: dict[int, bool], of: Callable[[int], bool], domain: Extent
         return None
     axis = Axis("", "K", unit)
     learnt = learn(
-        {n: np.array([bad]) for n, bad in wrong.items()}, lambda n: np.array([of(n)]), max(wrong), domain, axis
+        {n: np.array([bad]) for n, bad in wrong.items()}, lambda n, _=0: np.array([of(n)]), max(wrong), domain, axis
     )
     return _window(axis, learnt, failed, passed)
 

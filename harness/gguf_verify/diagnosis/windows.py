@@ -34,8 +34,9 @@ def of_tokens(calls: Calls) -> Series:
     x = np.resize(calls.x, (most, calls.x.shape[1]))
     exact = calls.exact(rows, x)
 
-    def of(m: int) -> Bools:
-        return np.asarray(calls.wrong(calls.run(rows, x[:m]), exact.rows(np.arange(m))).any(axis=1))
+    def of(m: int, first: int = 0) -> Bools:
+        at = (first + np.arange(m)) % most
+        return np.asarray(calls.wrong(calls.run(rows, x[at]), exact.rows(at)).any(axis=1))
 
     return of_sizes(around(each(sizes, of), of, own, most, domain), of, most, domain, TOKENS)
 
@@ -54,9 +55,10 @@ def of_rows(calls: Calls) -> Series:
     rows = np.resize(calls.rows, (most, calls.rows.shape[1]))
     exact = calls.exact(rows, x)
 
-    def of(n: int) -> Bools:
-        of_n = Product(exact.exact[:, :n], exact.bound[:, :n], exact.spread[:, :n], None)
-        return np.asarray(calls.wrong(calls.run(rows[:n], x), of_n).any(axis=0))
+    def of(n: int, first: int = 0) -> Bools:
+        at = (first + np.arange(n)) % most
+        of_n = Product(exact.exact[:, at], exact.bound[:, at], exact.spread[:, at], None)
+        return np.asarray(calls.wrong(calls.run(rows[at], x), of_n).any(axis=0))
 
     return of_sizes(around(each(sizes, of), of, own, most, domain), of, most, domain, ROWS)
 

@@ -525,9 +525,9 @@ def test_what_right_outputs_contradict_is_no_name(made: Callable[..., np.ndarray
         (lambda y: np.roll(y, 2, axis=1), "rows-exchanged", "row 2 gets that of 0"),
         (lambda y: y[::-1], "tokens-exchanged", "token 0 gets that of 5"),
         (lambda y: y * np.array([1.01, 1.02] * 8, np.float32), "", ""),
-        (lambda y: y * np.array([1.01, 1] * 8, np.float32), "", ""),
+        (lambda y: y * np.array([1.01, 1] * 8, np.float32), "constant-factor", "1.01 times"),
         (lambda y: y + np.float32(1), "term-factor", "1 is added to each output"),
-        (lambda y: y + np.float32(1) * (np.arange(16) % 2), "", ""),
+        (lambda y: y + np.float32(1) * (np.arange(16) % 2), "term-factor", "1 is added to each output"),
     ],
 )
 def test_what_is_read_off_outputs(

@@ -213,10 +213,11 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
             # a definition that rounds between its terms is not their sum
             position, block = ("", "") if p.half_products else ("position-factor", "block-factor")
+            every_other = "" if p.half_products else "term-factor" if p.m.any() else "constant-factor"
             made = {
                 "one per cent": ("constant-factor", replace(p, d=1.01 * p.d, m=1.01 * p.m)),
                 "a tenth of a per cent of weights' scales of every other row": (
-                    "", replace(p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None])
+                    every_other, replace(p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None])
                 ),
                 "a value of each term left out": (position, replace(p, q=p.q * (value != 5))),
                 "a code of each term negated": (position, replace(p, a=p.a * np.where(value == 9, -1, 1))),
