@@ -193,22 +193,28 @@ def evidence(wrong: Bools, ordered: bool = True) -> float:
 
 def _conjunctions(table: Table, of: Bools) -> Iterator[tuple[Question, ...]]:
     """Yield the questions of which all are answered yes by exactly these samples, bool[samples]."""
-    asked = [(q, q.holds(table) & ~of) for q in _questions(table, of)]  # with the other samples that answer yes
-    asked = [(q, left) for q, left in asked if not left.all()]
-    alone = [(q,) for q, left in asked if not left.any()]
-    yield from alone
-    asked = [(q, left) for q, left in asked if left.any()]
-    pairs = []
-    for (one, left), (other, also) in combinations(asked, 2):
-        both = int(np.count_nonzero(left & also))
-        if not both:
-            yield one, other
-        elif not alone and both < min(np.count_nonzero(left), np.count_nonzero(also)):
-            pairs.append((both, one.bits + other.bits, one, other, left & also))
-    for _, _, one, other, both_left in sorted(pairs, key=lambda pair: pair[:2])[:_PAIRS]:
-        for third, left in asked:
-            if third not in (one, other) and not (both_left & left).any():
-                yield one, other, third
+    asked = list(_questions(table, of))
+    if not asked:
+        return
+    # of each question, the other samples that answer yes; a conjunction must leave none of them
+    left = np.array([question.holds(table)[~of] for question in asked], bool).reshape(len(asked), -1)
+    counts = left.sum(axis=1)
+    useful = counts < left.shape[1]
+    asked, left, counts = [q for q, kept in zip(asked, useful, strict=True) if kept], left[useful], counts[useful]
+    alone = counts == 0
+    yield from ((q,) for q, exact in zip(asked, alone, strict=True) if exact)
+    asked, left, counts = [q for q, exact in zip(asked, alone, strict=True) if not exact], left[~alone], counts[~alone]
+    packed = np.packbits(left, axis=1)
+    helpful: list[tuple[int, int, int]] = []  # how many samples a pair leaves, and the pair
+    for i, one in enumerate(asked):
+        both = np.bitwise_count(packed[i] & packed[i + 1 :]).sum(axis=1, dtype=np.intp)
+        yield from ((one, asked[i + 1 + int(j)]) for j in np.flatnonzero(both == 0))
+        if not alone.any():
+            fewer = (both > 0) & (both < np.minimum(counts[i], counts[i + 1 :]))
+            helpful += [(int(both[j]), i, i + 1 + int(j)) for j in np.flatnonzero(fewer)]
+    for _, i, j in sorted(helpful, key=lambda pair: (pair[0], asked[pair[1]].bits + asked[pair[2]].bits))[:_PAIRS]:
+        exact = ~(packed[i] & packed[j] & packed).any(axis=1)
+        yield from ((asked[i], asked[j], asked[h]) for h in np.flatnonzero(exact) if h not in (i, j))
 
 
 def _questions(table: Table, of: Bools) -> Iterator[Question]:
