@@ -72,6 +72,6 @@ CLASSES: tuple[Class, ...] = (
     _activations("with the code -128", lambda p: (p.a == -128).any(axis=-1)),
     _activations("with the code -127", lambda p: (p.a == -127).any(axis=-1)),
     _activations("with the code 127", lambda p: (p.a == 127).any(axis=-1)),
-    _activations("without negative codes", lambda p: (p.a >= 0).all(axis=-1)),
-    _activations("without positive codes", lambda p: (p.a <= 0).all(axis=-1)),
+    _activations("without negative codes", lambda p: p.a.min(axis=-1) >= 0),
+    _activations("without positive codes", lambda p: p.a.max(axis=-1) <= 0),
 )

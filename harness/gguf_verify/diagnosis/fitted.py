@@ -28,7 +28,7 @@ _LEFT = 0.05
 _FEWEST_EXCHANGED, _MOSTLY = 2, 0.95
 #: The fraction of outputs of some rows and tokens that is wrong, for these to have a fault of their own; the least
 #: number of such rows and of such tokens.
-_FULL, _FEWEST_PLACES = 0.9, 4
+_FULL, _FEWEST_PLACES = 0.9, 3
 
 
 def fitted(y: Floats, case: Case, bad: Bools) -> Explanation | None:

@@ -29,7 +29,7 @@ def shared_data(case: Case, bad: Bools) -> tuple[str, ...]:
 
 def _lines(case: Case, bad: Bools) -> Iterator[str]:
     for what, of, table in (("row", bad.T, _of_rows(case)), ("token", bad, _of_tokens(case))):
-        wrong = of.any(axis=1)
+        wrong = np.asarray(of.any(axis=1))
         if min(wrong.sum(), (~wrong).sum()) < _FEWEST or of[wrong].mean() < _FULL:
             continue
         rule = _certain(table, wrong)

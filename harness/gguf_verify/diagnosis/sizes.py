@@ -261,9 +261,11 @@ def of_lengths(wrong: dict[int, bool], of: Callable[[int], bool], domain: Extent
     if not failed or not passed:
         return None
     axis = Axis("", "K", unit)
-    learnt = learn(
-        {n: np.array([bad]) for n, bad in wrong.items()}, lambda n, _=0: np.array([of(n)]), max(wrong), domain, axis
-    )
+
+    def call(n: int, first: int = 0, /) -> Bools:
+        return np.array([of(n)])
+
+    learnt = learn({n: np.array([bad]) for n, bad in wrong.items()}, call, max(wrong), domain, axis)
     return _window(axis, learnt, failed, passed)
 
 

@@ -19,23 +19,27 @@ from gguf_verify.diagnosis.diagnose import FEWEST, Diagnosis
 from gguf_verify.diagnosis.experiments import Experiments
 from gguf_verify.diagnosis.fault import Case, Explanation
 from gguf_verify.diagnosis.faults import FAULTS
-from gguf_verify.diagnosis.identify import definitions
 from gguf_verify.diagnosis.operands import Parts
 from gguf_verify.diagnosis.replay import diagnose_kernel
 from gguf_verify.diagnosis.sizes import Learnt
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.interface import Kernel, Weights
+from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.semantics.definitions import SEMANTICS
 
 from ..inputs import Bytes, Floats, Matrix
+from ..markdown import percent
 
 Bools = npt.NDArray[np.bool_]
 Rng = np.random.Generator
 
 RIGHT, UNKNOWN, WRONG, SILENT = "right", "unknown", "wrong", "changes too little"
+#: Types of weights that are tried: with an offset, a minimum, neither, and scales of groups.
+TYPES = ("Q4_0", "Q5_1", "Q8_0", "Q4_K")
 #: The largest size of a call that fails, and how often a condition is drawn again that no such call meets.
 _LARGEST, _TRIES = 260, 200
 #: Divisors of conditions: most are sizes of tiles, and some are not, which no rule can express.
@@ -147,7 +151,7 @@ class Simulated(ShippedKernel):
         super().__init__(KERNELS["q8_1_naive"], CpuHost(1))
         self._mutant, self._rows = mutant, np.zeros((0, 0), np.uint8)
 
-    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
         """Return itself: there is no variant for a shape."""
         return self
 
@@ -157,7 +161,7 @@ class Simulated(ShippedKernel):
 
     def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
         """Keep the rows."""
-        return Weights(fmt, len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)  # type: ignore[attr-defined]
+        return Weights(fmt, len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
 
     def product(self, weights: Weights, x: Floats) -> Floats:
         """Return the outputs of the fault."""
@@ -190,7 +194,8 @@ def mutant(rng: Rng, case: Case) -> Mutant | None:
         wrong, right = made(case), case.parts
         holds = data.holds(right)
         if not isinstance(wrong, Parts):
-            mask = holds.any(axis=1)[None, :] if data.of_weights else holds.any(axis=1)[:, None]
+            some = np.asarray(holds.any(axis=1))
+            mask = some[None, :] if data.of_weights else some[:, None]
             return np.where(mask, wrong, right.predicted().exact)
         fields = ("q", "d", "m") if data.of_weights else ("a", "e", "s")
         mixed = {
@@ -260,22 +265,23 @@ class Outcome:
 def tried(matrix: Matrix, number: int, seed: int) -> Outcome | None:
     """Diagnose one random mutant on real weights and activations; None if none was found that changes outputs."""
     rng = np.random.default_rng((seed, number))
-    semantics = next(s for s in definitions(matrix.fmt) if s.name == "q8_1")
+    fmt, semantics = matrix.fmt, SEMANTICS["q8_1"]
+    assert isinstance(fmt, BlockFormat)
     for _ in range(_TRIES):
         m, n = int(rng.integers(2, 70)), int(rng.integers(2, _LARGEST))
         if rng.random() < 0.3:
             m, n = min(n, 128), min(m, 64)
         rows, x = _operands(matrix, m, n, rng)
-        case = Case(semantics, matrix.fmt, rows, semantics.bytes_of(x), x)
+        case = Case(semantics, fmt, rows, semantics.bytes_of(x), x)
         made = mutant(rng, case)
         if made is None:
             continue
         kernel = Simulated(made)
-        y = kernel.product(kernel.upload(matrix.fmt, rows), x)
+        y = kernel.product(kernel.upload(fmt, rows), x)
         bad = ~(np.abs(y - case.right.exact) <= case.right.bound)
         if bad.sum() >= FEWEST:
             rows, x = _operands(matrix, m, n, rng)
-            fresh = Case(semantics, matrix.fmt, rows, semantics.bytes_of(x), x)
+            fresh = Case(semantics, fmt, rows, semantics.bytes_of(x), x)
             return _outcome(made, kernel, case, fresh, y, bad)
     return None
 
@@ -299,7 +305,7 @@ def _outcome(made: Mutant, kernel: Simulated, case: Case, fresh: Case, y: Floats
     found = experiments.settled(diagnose_kernel(kernel, fmt, semantics, rows, x, y, (m, n)))
     learnt = [of for series in ("by_tokens", "by_rows") if (of := _learnt(experiments, series)) is not None]
     return Outcome(
-        made.fault, made.which, made.where, fmt.name, _answer(made, found, fresh), _rule(made, learnt),
+        made.fault, made.which, made.where, fmt.name, _answer(made, found, fresh), rated(made, learnt),
         tuple(f.id for f in found.faults) + found.definitions,
         (*found.lines, *(of.condition for of in learnt)),
     )  # fmt: skip
@@ -312,7 +318,7 @@ def _learnt(experiments: Experiments, series: str) -> Learnt | None:
     return learnt
 
 
-def _rule(made: Mutant, learnt: Sequence[Learnt]) -> str:
+def rated(made: Mutant, learnt: Sequence[Learnt]) -> str:
     """Rate the rules: RIGHT if those of the condition's axis predict it for any size, and there are no others."""
     if not learnt:
         return ""
@@ -370,6 +376,21 @@ def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "rules": dict(Counter(o.rule for o in outcomes)),
         "wrong": [vars(o) for o in outcomes if WRONG in (o.answer, o.rule)],
     }
+
+
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    """Return table rows: quantity, measured, goal."""
+    answers, rules = Counter(figures["answers"]), Counter(figures["rules"])
+    changing, learnt = figures["mutants"] - answers[SILENT], rules[RIGHT] + rules[WRONG]
+
+    def share(part: int, whole: int) -> str:
+        return f"{percent(part, whole)} ({part:,} of {whole:,})" if whole else "none"
+
+    return [
+        ["correct name: faults under a random condition", share(answers[RIGHT], changing), ""],
+        ["incorrect name: faults under a random condition", share(answers[WRONG], changing), "0 %"],
+        ["a learnt rule of rows or tokens that does not hold for other sizes", share(rules[WRONG], learnt), "0 %"],
+    ]
 
 
 def _kind(outcome: Outcome) -> str:
