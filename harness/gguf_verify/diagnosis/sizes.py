@@ -226,7 +226,7 @@ def _pool(wrong: Mapping[int, Bools], most: int) -> list[int]:
     return sorted(n for n in {*near, *DIVISORS} if 0 < n <= most)
 
 
-def of_sizes(wrong: dict[int, Bools], of: Callable[[int], Bools], most: int, domain: Extent, axis: Axis) -> Series:
+def of_sizes(wrong: dict[int, Bools], of: Calls, most: int, domain: Extent, axis: Axis) -> Series:
     """Find the common property of the wrong tokens (or rows) of calls of several sizes: see `learn`."""
     what, size = axis.what, axis.size
     failed = [n for n, bad in wrong.items() if bad.any()]
