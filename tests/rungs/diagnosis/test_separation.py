@@ -95,15 +95,15 @@ def test_runs_are_less_evidence_than_scattered_labels() -> None:
     assert evidence(tail) < 10 < evidence(np.random.default_rng(0).permutation(tail))
 
 
-def special(seed: int = 0) -> tuple[Case, np.ndarray]:
+def special(n: int = 40, seed: int = 0) -> tuple[Case, np.ndarray]:
     """Weights in which some rows have a block with a negative scale; bool[rows]: which."""
     fmt, rng = FORMATS["Q8_0"], np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (40, 4, fmt.block_bytes), dtype=np.uint8)
-    blocks[..., :2] = rng.uniform(0.01, 0.02, (40, 4, 1)).astype(np.float16).view(np.uint8)
-    those = rng.random(40) < 0.4
+    blocks = rng.integers(0, 256, (n, 4, fmt.block_bytes), dtype=np.uint8)
+    blocks[..., :2] = rng.uniform(0.01, 0.02, (n, 4, 1)).astype(np.float16).view(np.uint8)
+    those = at(n) % 5 < 2
     blocks[those, 1, 1] |= 0x80
     x = rng.standard_normal((9, 128)).astype(np.float32)
-    return Case(Q8_1, fmt, blocks.reshape(40, -1), Q8_1.bytes_of(x), x), those
+    return Case(Q8_1, fmt, blocks.reshape(n, -1), Q8_1.bytes_of(x), x), those
 
 
 def test_data_that_wrong_rows_share() -> None:
@@ -114,4 +114,6 @@ def test_data_that_wrong_rows_share() -> None:
     )
     few = bad & (at(40) < np.flatnonzero(those)[3])
     assert not shared_data(case, few)
+    small, some = special(10)  # 8 bits say which 4 of 10 rows are wrong
+    assert not shared_data(small, np.broadcast_to(some, (9, 10)))
     assert not shared_data(case, np.broadcast_to(np.random.default_rng(1).random(40) < 0.4, (9, 40)))
