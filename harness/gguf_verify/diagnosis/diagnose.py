@@ -37,6 +37,7 @@ from .identify import advice, expected, identify_kernel, nearest_of, value_by_va
 from .observed import observed
 from .operands import Bytes, Floats, Parts, Predicted
 from .pattern import is_region, pattern
+from .shared_data import shared_data
 
 #: Thresholds: see the docstring of this module.
 MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
@@ -62,6 +63,7 @@ class Diagnosis:
         nearest: the fault that explains most of the error, if none is named.
         pattern: the places of the wrong outputs, in words.
         advice: what to do about `definitions`, in a sentence.
+        places: which rows and tokens are wrong, in words, and what their data have in common.
         explanations: the variants of `faults` that explain the outputs, with their predictions for other products.
     """
 
@@ -72,6 +74,7 @@ class Diagnosis:
     nearest: NearestFault | None = None
     pattern: tuple[str, ...] = field(default=())
     advice: str = ""
+    places: tuple[str, ...] = ()
     explanations: tuple[Explanation, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -103,7 +106,7 @@ class Diagnosis:
             if self.nearest is not None and self.nearest.explained >= RIVAL:  # a smaller fraction would mislead
                 near = f" (nearest: {self.nearest.id}, {_share(self.nearest.explained)} of the error)"
             lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
-        return lines + list(self.pattern)
+        return [*lines, *self.pattern, *self.places]
 
 
 def _share(share: float) -> str:
@@ -175,7 +178,9 @@ def diagnose(
         definitions = (by_value.name,)
     said = advice(semantics, definitions, fmt) if definitions else ""
     faults = one_each(explained)
-    return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said, explained)
+    explains_all = any(fault.everywhere for fault in faults)
+    places = shared_data(case, bad) if case is not None and not (explains_all or definitions) else ()
+    return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said, places, explained)
 
 
 def _of_fused(
@@ -297,8 +302,7 @@ def _of_many(y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArr
     at = np.ix_(tokens, rows)
     if int(bad[at].sum()) < FEWEST:
         return
-    values = None if case.values is None else case.values[tokens]
-    few = Case(case.semantics, case.fmt, np.ascontiguousarray(case.rows[rows]), case.x[tokens], values)
+    few = case.part(rows, tokens)
     for fault in FAULTS:
         if fault.many:
             tried = _of(fault, np.ascontiguousarray(y[at]), few, bad[at], exact[at])

@@ -7,7 +7,8 @@ another with the same operands, or outputs of one call that are the product of a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,62 +16,36 @@ import numpy.typing as npt
 
 from ..formats.tensor_types import WeightFormat
 from ..hosts.schedule import Schedule
-from ..kernels.interface import Kernel
 from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
-from ..semantics.exact import product
 from ..semantics.gates import judge
-from ..semantics.sums import Product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
-from .diagnose import most
+from . import windows
+from .calls import MOST_WORK, Calls, others
+from .diagnose import Diagnosis, most
 from .fault import Case, Explanation, case_of, one_each
 from .identify import identify_kernel, value_by_value
-from .observed import name_of, observed
+from .observed import FITTED, name_of, observed
 from .operands import Bytes, Floats
 from .routings import routing_fault
-from .sizes import around, each, of_lengths, of_sizes
+from .sizes import Series
 
 Bools = npt.NDArray[np.bool_]
 
 #: Orders of threads that need no separate build.
 _ORDERS = (Schedule("descending"), Schedule("seeded", 1))
-#: Numbers of tokens and of rows to try: small ones, and around the sizes of tiles.
-SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 131)
-#: Approximate number of calls to find the sizes at which outputs become wrong.
-_EDGES = 16
 #: Tokens and rows of calls with a shape that the kernel has probably not seen before.
 _UNUSUAL = ((11, 29), (13, 27), (19, 23))
 #: Numbers of rows that are near no size of a tile.
 _FRESH = ((37, 43), (46, 53))
-#: Up to this K, wrong rows are no evidence that a kernel is only wrong for large K: their last tile may be wrong.
-_LONG = 2048
-#: Most multiplications of all calls of one experiment; most values of the operand whose size changes.
-_MOST_WORK, _MOST_VALUES = 1 << 27, 1 << 24
 #: Most multiplications of a call under another schedule, which an instrumented build makes on one core; its rows.
 _MOST_CHECKED, _ROWS_CHECKED = 1 << 23, 72
 #: Numbers of tokens at which another definition must fit, too: kernels choose their code by them.
 _TOKENS = (1, 9, 64)
-#: Multiples of a domain's step that are tried.
-_MORE_ROWS = 8
 
 
-@dataclass(frozen=True)
-class Experiments:
-    """A kernel and the operands of a call that failed.
-
-    Args:
-        kernel, fmt, semantics: the kernel, the weights' format, and the definition that the kernel declares.
-        rows: weights uint8[N, row bytes].
-        x: float32[M, K] that the kernel quantizes itself, or uint8[M, row bytes] as it gets them.
-        threads: for the exact products.
-    """
-
-    kernel: Kernel
-    fmt: WeightFormat
-    semantics: Semantics
-    rows: Bytes
-    x: npt.NDArray[Any]
-    threads: int = 1
+class Experiments(Calls):
+    """The experiments with a kernel and the operands of a call that failed: see `Calls`."""
 
     def named(self) -> Iterator[FaultMatch]:
         """Yield the fault that the experiments show, if one does."""
@@ -88,31 +63,24 @@ class Experiments:
                 yield found
                 return
 
-    # ---- calls -------------------------------------------------------------------------------------------------------
+    def settled(self, found: Diagnosis) -> Diagnosis:
+        """Return the diagnosis of the call after the experiments, whose names replace those that they contradict."""
+        if found.definitions and not self.fitting(found.definitions):
+            found = replace(found, definitions=(), advice="")  # of this call alone
+        if found.verdict == "unknown":
+            found = replace(found, faults=tuple(self.named()))
+        elif found.verdict == "known fault":
+            found = replace(found, faults=self.beside(found.explanations) or tuple(self.named()))
+        if found.verdict == "unknown" or not all(fault.everywhere for fault in found.faults):
+            found = replace(found, places=(*found.places, *self._places()))
+        return found
 
-    def _run(self, rows: Bytes, x: npt.NDArray[Any]) -> Floats:
-        rows, x = np.ascontiguousarray(rows), np.ascontiguousarray(x)
-        k = rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
-        kernel = self.kernel.of(self.fmt, len(x), len(rows), k)
-        weights = kernel.upload(self.fmt, rows)
-        return kernel.product(weights, x) if x.dtype == np.float32 else kernel.gemm(weights, x)
-
-    def _exact(self, rows: Bytes, x: npt.NDArray[Any], definition: Semantics | None = None) -> Product:
-        definition = definition or self.semantics
-        taken = np.ascontiguousarray(definition.bytes_of(x) if x.dtype == np.float32 else x)
-        return product(definition, self.fmt, np.ascontiguousarray(rows), taken, threads=self.threads)
-
-    def _wrong(self, y: Floats, exact: Product) -> Bools:
-        """Return which outputs are wrong, among those with a finite exact value."""
-        return np.asarray(judge(np.ascontiguousarray(y), exact).bad & np.isfinite(exact.exact))
-
-    @property
-    def _k(self) -> int:
-        return int(self.rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size)
-
-    def _most(self, sizes: Sequence[int], other: int) -> int:
-        """Return how many of `other` rows or tokens may be combined with these sizes."""
-        return max(1, min(other, int(_MOST_WORK // max(1, sum(sizes) * self._k))))
+    def _places(self) -> tuple[str, ...]:
+        """Describe the rows and tokens that are wrong in calls of any size."""
+        try:
+            return tuple(series.place for series in (self.by_tokens, self.by_rows) if series.place)
+        except KernelFault:
+            return ()
 
     # ---- other schedules ---------------------------------------------------------------------------------------------
 
@@ -122,8 +90,8 @@ class Experiments:
         Nothing if a host cannot choose one.
         """
         rows = np.ascontiguousarray(self.rows[:_ROWS_CHECKED])
-        x = np.ascontiguousarray(self.x[: max(1, _MOST_CHECKED // (len(rows) * self._k))])
-        kernel = self.kernel.of(self.fmt, len(x), len(rows), self._k)
+        x = np.ascontiguousarray(self.x[: max(1, _MOST_CHECKED // (len(rows) * self.k))])
+        kernel = self.kernel.of(self.fmt, len(x), len(rows), self.k)
         for schedule in schedules:
             chosen = kernel if schedule is None else kernel.under(schedule)
             if chosen is not None:
@@ -169,6 +137,9 @@ class Experiments:
             found = self._order()
             if found is not None:
                 return (self.checked() or found,)
+            left = [explanation for explanation in left if self._holds(explanation)]
+            if not left:
+                return ()
             for experiment, calls in (
                 (self._tokens, self._of_tokens()),
                 (self._rows, self._of_rows()),
@@ -187,6 +158,20 @@ class Experiments:
             pass
         return one_each(left)
 
+    def _holds(self, explanation: Explanation) -> bool:
+        """Return whether factors that were fitted to the outputs also explain those of other operands."""
+        if explanation.match.id not in FITTED:
+            return True
+        x, rows = self._turned(self.x, 1, self.semantics.activations), self._turned(self.rows, 1, self.fmt)
+        tokens, few = most(self.fmt, rows)
+        case = case_of(self.semantics, self.fmt, rows[:few], x[:tokens])
+        predicted = None if case is None else explanation.predict(case)
+        if predicted is None:
+            return False
+        y = self.run(rows, x)[:tokens, :few]
+        fits = np.abs(y - predicted.exact) <= predicted.bound
+        return bool((fits if explanation.part is None else fits[explanation.part]).all())
+
     def fitting(self, definitions: Sequence[str]) -> tuple[str, ...]:
         """Return those of the definitions that also fit other calls than the failed one.
 
@@ -204,7 +189,7 @@ class Experiments:
             if left and 0 < m <= few:
                 x = np.resize(self.x, (m, self.x.shape[1]))
                 try:
-                    y = self._run(rows, x)
+                    y = self.run(rows, x)
                 except KernelFault:
                     return ()
                 known = identify_kernel(self.semantics, self.fmt, rows, x, y, self.threads).names
@@ -215,25 +200,25 @@ class Experiments:
         """Return whether calls with other numbers of tokens and of columns agree with a definition."""
         try:
             calls = [call for call in (*self._of_tokens(), *self._of_columns()) if self._takes(*call)]
-            return all(judge(self._run(*call), self._exact(*call, definition)).passed for call in calls)
+            return all(judge(self.run(*call), self.exact(*call, definition)).passed for call in calls)
         except KernelFault:
             return False
 
     def _takes(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
         """Return whether a call is in the kernel's domain, and not too large."""
         domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
-        return len(x) in domain.m and len(rows) in domain.n and k in domain.k and x.size * len(rows) <= _MOST_WORK
+        return len(x) in domain.m and len(rows) in domain.n and k in domain.k and x.size * len(rows) <= MOST_WORK
 
     def _right(self, rows: Bytes, x: npt.NDArray[Any]) -> Case | None:
         """Return a call in the form for replaying faults; None if it is wrong, or was not made."""
-        if not self._takes(rows, x) or self._wrong(self._run(rows, x), self._exact(rows, x)).any():
+        if not self._takes(rows, x) or self.wrong(self.run(rows, x), self.exact(rows, x)).any():
             return None
         few, some = most(self.fmt, rows)
         return case_of(self.semantics, self.fmt, rows[:some], x[:few])
 
     def _of_tokens(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
         """Yield calls with other numbers of tokens."""
-        yield from ((self.rows, np.resize(self.x, (m, self.x.shape[1]))) for m in _others(len(self.x)))
+        yield from ((self.rows, np.resize(self.x, (m, self.x.shape[1]))) for m in others(len(self.x)))
 
     def _of_rows(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
         """Yield calls with other numbers of rows.
@@ -241,92 +226,39 @@ class Experiments:
         Not for experts: with few rows, they hardly differ, so such calls show less.
         """
         if self.kernel.takes_experts is None:
-            yield from ((np.resize(self.rows, (n, self.rows.shape[1])), self.x) for n in _others(len(self.rows)))
+            yield from ((np.resize(self.rows, (n, self.rows.shape[1])), self.x) for n in others(len(self.rows)))
 
     def _of_columns(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
         """Yield calls with fewer columns."""
-        units = self._k // self.fmt.unit
-        yield from (self._columns_of(n) for n in _others(units) if n < units)
+        units = self.k // self.fmt.unit
+        yield from (self.first_columns(n) for n in others(units) if n < units)
 
     def _series(self) -> FaultMatch | None:
         return self._memory() or self._first_call()
-
-    def _columns_of(self, units: int) -> tuple[Bytes, npt.NDArray[Any]]:
-        """Return rows and activations of only the first columns."""
-        all_units = self._k // self.fmt.unit
-        width, wide = (of.shape[1] // all_units for of in (self.rows, self.x))
-        return np.ascontiguousarray(self.rows[:, : units * width]), np.ascontiguousarray(self.x[:, : units * wide])
 
     # ---- the number of tokens, of rows, of columns -------------------------------------------------------------------
 
     def _routings(self) -> FaultMatch | None:
         return routing_fault(self.kernel, self.fmt, self.semantics, self.rows, self.x)
 
+    @cached_property
+    def by_tokens(self) -> Series:
+        """Calls with other numbers of tokens. Raises KernelFault."""
+        return windows.of_tokens(self)
+
+    @cached_property
+    def by_rows(self) -> Series:
+        """Calls with other numbers of rows. Raises KernelFault."""
+        return windows.of_rows(self)
+
     def _tokens(self) -> FaultMatch | None:
-        domain, own = self.kernel.domain.m, len(self.x)
-        sizes = [m for m in sorted({*SIZES, own}) if m in domain]
-        if not sizes or own * self._k > _MOST_VALUES:
-            return None
-        most = max(2 * own, max(sizes))
-        # One row less, a shape that has rarely been used before.
-        rows = self.rows[: self._most([*sizes, *[most] * _EDGES], max(1, len(self.rows) - 1))]
-        x = np.resize(self.x, (most, self.x.shape[1]))
-        exact = self._exact(rows, x)
-
-        def of(m: int) -> Bools:
-            return np.asarray(self._wrong(self._run(rows, x[:m]), exact.rows(np.arange(m))).any(axis=1))
-
-        return of_sizes(around(each(sizes, of), of, own, most, domain), "token", "M", own)
+        return self.by_tokens.fault
 
     def _rows(self) -> FaultMatch | None:
-        domain, own = self.kernel.domain.n, len(self.rows)
-        most = max(2 * own, min(_MORE_ROWS * domain.multiple, _MOST_VALUES // self._k))
-        multiples = range(domain.multiple, most + 1, domain.multiple) if domain.multiple > 1 else ()
-        sizes = [n for n in sorted({*SIZES, own, *multiples}) if n in domain and n <= max(own, *multiples, 0)]
-        # With few rows, experts hardly differ, so that a call of them shows less.
-        if not sizes or own * self._k > _MOST_VALUES or self.kernel.takes_experts is not None:
-            return None
-        few = self._most([*sizes, *[most] * _EDGES], len(self.x))
-        x = self.x[:few] if few in self.kernel.domain.m else self.x
-        rows = np.resize(self.rows, (most, self.rows.shape[1]))
-        exact = self._exact(rows, x)
-
-        def of(n: int) -> Bools:
-            of_n = Product(exact.exact[:, :n], exact.bound[:, :n], exact.spread[:, :n], None)
-            return np.asarray(self._wrong(self._run(rows[:n], x), of_n).any(axis=0))
-
-        return of_sizes(around(each(sizes, of), of, own, len(rows), domain), "row", "N", own)
+        return self.by_rows.fault
 
     def _columns(self) -> FaultMatch | None:
-        """Return a fault if calls with some K are wrong, and others correct."""
-        unit, k = self.fmt.unit, self._k
-        if k % unit:
-            return None
-        few = {*range(1, 9), *_others(k // unit), *(64 << i for i in range(9)), k // unit}
-        lengths = [length for length in sorted(few) if length * unit <= k]
-        lengths = [length for length in lengths if length * unit in self.kernel.domain.k]
-
-        def wrong(length: int) -> float:
-            rows, x = self._columns_of(length)
-            rows, x = rows[:_ROWS_CHECKED], x[:2]
-            return float(self._wrong(self._run(rows, x), self._exact(rows, x)).mean())
-
-        shares = {length: wrong(length) for length in lengths}
-        right = max((n for n, share in shares.items() if not share), default=0)
-        bad = min((n for n, share in shares.items() if share), default=0)
-        if not right or not bad or not shares.get(k // unit):
-            return None
-        if k <= _LONG or right > bad or set(shares.values()) != {0.0, 1.0}:
-            return of_lengths({length * unit: bool(share) for length, share in shares.items()})
-        while bad - right > 1 and (middle := (right + bad) // 2) * unit in self.kernel.domain.k:
-            share = wrong(middle)
-            if 0 < share < 1:
-                return None
-            right, bad = (right, middle) if share else (middle, bad)
-        if right * unit <= _LONG:
-            return of_lengths({length * unit: bool(share) for length, share in shares.items()})
-        words = f"only calls of large K are wrong: all outputs from K = {bad * unit} on, and none up to {right * unit}"
-        return observed("window-of-k", words)
+        return windows.of_columns(self)
 
     # ---- what a kernel remembers -------------------------------------------------------------------------------------
 
@@ -351,11 +283,11 @@ class Experiments:
         """Return a fault if the second and the third of three calls, the first being correct, give the result of an
         earlier one.
         """
-        answers = [self._run(*operands) for operands in calls]
-        exact = [self._exact(*operands) for operands in calls]
+        answers = [self.run(*operands) for operands in calls]
+        exact = [self.exact(*operands) for operands in calls]
 
         def same(call: int, operands: int) -> bool:
-            return not self._wrong(answers[call], exact[operands]).any()
+            return not self.wrong(answers[call], exact[operands]).any()
 
         if not same(0, 0) or same(1, 1) or not same(1, 0) or same(2, 2):
             return None
@@ -376,8 +308,8 @@ class Experiments:
 
             def wrong(n: int, *calls: int, x: npt.NDArray[Any] = x) -> bool:
                 rows = np.resize(self.rows, (n, self.rows.shape[1]))
-                last = [self._run(rows, x[:m]) for m in calls][-1]
-                return bool(self._wrong(last, self._exact(rows, x[: calls[-1]])).any())
+                last = [self.run(rows, x[:m]) for m in calls][-1]
+                return bool(self.wrong(last, self.exact(rows, x[: calls[-1]])).any())
 
             if wrong(used, first, then) and not wrong(fresh, then):
                 words = (
@@ -396,13 +328,6 @@ class Experiments:
         unit = 32 if of.dtype == np.float32 else 128 if form is None else form.block_bytes
         unit = unit if of.shape[1] % unit == 0 else of.itemsize  # rows that are not whole blocks
         return np.roll(of.reshape(len(of), -1, unit), by, axis=1).reshape(of.shape)
-
-
-def _others(own: int) -> list[int]:
-    """Return sizes besides that of the call at which a fault is tried: small ones, parts of it, one less, twice as
-    many.
-    """
-    return [n for n in sorted({1, 2, own // 3, own // 2, own - 1, 2 * own}) if n > 0 and n != own]
 
 
 def _within(window: FaultMatch, named: Sequence[Explanation]) -> FaultMatch:

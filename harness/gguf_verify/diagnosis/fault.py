@@ -7,7 +7,7 @@ a kernel's outputs: see `diagnose`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -55,6 +55,17 @@ class Case:
     def right(self) -> Predicted:
         """The outputs of the correct product."""
         return self.parts.predicted()
+
+    def part(self, rows: npt.NDArray[np.intp], tokens: npt.NDArray[np.intp]) -> Case:
+        """Return the product of some rows and tokens, by their numbers."""
+        values = None if self.values is None else self.values[tokens]
+        return replace(self, rows=np.ascontiguousarray(self.rows[rows]), x=self.x[tokens], values=values)
+
+    def of_parts(self, parts: Parts) -> Case:
+        """Return the case with other operands, which its bytes do not give."""
+        other = replace(self)
+        other.__dict__["parts"] = parts
+        return other
 
     @property
     def quantized(self) -> bool:

@@ -5,8 +5,11 @@ They are tried if no fault of the catalogue explains the outputs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from ..results.diagnoses import FaultMatch
 from .fault import Case, Explanation
@@ -23,6 +26,9 @@ _LEFT = 0.05
 #: Rows or tokens are named as exchanged if at least this many are, and this fraction of all wrong ones, with `_FEWEST`
 #: outputs.
 _FEWEST_EXCHANGED, _MOSTLY = 2, 0.95
+#: The fraction of outputs of some rows and tokens that is wrong, for these to have a fault of their own; the least
+#: number of such rows and of such tokens.
+_FULL, _FEWEST_PLACES = 0.9, 3
 
 
 def fitted(y: Floats, case: Case, bad: Bools) -> Explanation | None:
@@ -32,14 +38,36 @@ def fitted(y: Floats, case: Case, bad: Bools) -> Explanation | None:
         case: the product.
         bad: which outputs are wrong.
     """
+    whole = _of_all(y, case, bad)
+    return whole or _of_part(y, case, bad)
+
+
+def _of_part(y: Floats, case: Case, bad: Bools) -> Explanation | None:
+    """Return the explanation of whole wrong rows and tokens alone, which a kernel may compute by other code."""
+    rows, tokens = np.flatnonzero(bad.any(axis=0)), np.flatnonzero(bad.any(axis=1))
+    at = np.ix_(tokens, rows)
+    if min(len(rows), len(tokens)) < _FEWEST_PLACES or bad[at].size == bad.size or bad[at].mean() < _FULL:
+        return None
+    found = _of_all(np.ascontiguousarray(y[at]), case.part(rows, tokens), bad[at], exchanges=False)
+    if found is None:
+        return None
+    part = np.zeros(bad.shape, bool)
+    part[at] = True
+    return replace(found, match=structs.replace(found.match, everywhere=False), part=part)
+
+
+def _of_all(y: Floats, case: Case, bad: Bools, exchanges: bool = True) -> Explanation | None:
+    """Return the first explanation of all outputs."""
     right = case.right
     factor = _factor(y, right, bad)
     if factor is not None:
         by, match = factor
         return Explanation(match, lambda other: Predicted(by * other.right.exact, abs(by) * other.right.bound))
-    parts = weighed(y, case)
+    parts = weighed(y, case, bad)
     if parts is not None:
         return Explanation(parts[1], parts[0].predicted)
+    if not exchanges:
+        return None
     rows = _exchanged(y, right.exact, right.bound, bad, "row")
     exchanged = rows or _exchanged(y.T, right.exact.T, right.bound.T, bad.T, "token")
     return None if exchanged is None else Explanation(exchanged)

@@ -233,6 +233,12 @@ OBSERVED = {
             _FITTED,
         ),
         ObservedFault(
+            "scale-bits",
+            "bits of the groups' integer scales or minima count more or less than they should",
+            "check the masks and shifts that put the scales and minima of groups together",
+            _FITTED,
+        ),
+        ObservedFault(
             "rows-exchanged",
             "outputs are those of other rows",
             "check the index of rows, and their order in memory",
@@ -273,6 +279,9 @@ OBSERVED = {
         ),
     )
 }
+
+#: Ids of faults that are factors of parts of the product.
+FITTED = frozenset(fault.id for fault in OBSERVED.values() if fault.how is _FITTED)
 
 
 def observed(

@@ -342,13 +342,8 @@ class Explanations:
             if not replayed.wrong:
                 replayed = Diagnosis(said.wrong, said.outputs)
             tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
-            if replayed.definitions and not tried.fitting(replayed.definitions):
-                replayed = replace(replayed, definitions=(), advice="")  # of this call alone
-            if replayed.verdict == "unknown":
-                replayed = replace(replayed, faults=tuple(tried.named()))
-            elif replayed.verdict == "known fault":
-                replayed = replace(replayed, faults=tried.beside(replayed.explanations))
-            said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*words, *of_range))
+            replayed = tried.settled(replace(replayed, pattern=words))
+            said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*replayed.pattern, *of_range))
             verdict, lines = said.verdict, tuple(said.lines)
         elif (found.bad & ~found.not_finite).any():
             verdict, lines = ORDER, (_OF_ORDER, *words, *of_range)

@@ -14,15 +14,17 @@ import pytest
 from gguf_verify.diagnosis.diagnose import Diagnosis, diagnose
 from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
+from gguf_verify.diagnosis.sizes import ROWS, TOKENS, learn
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.gguf.model import open_model
+from gguf_verify.kernels.domain import Extent
 from gguf_verify.results.diagnoses import FaultMatch
 from gguf_verify.results.failures import Failure
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import FIXTURES
 from tools.measure.__main__ import main
-from tools.measure.naming import edits, naming, places
+from tools.measure.naming import edits, guards, naming, places
 from tools.measure.one_block import Plan
 
 
@@ -111,6 +113,36 @@ def test_every_edit_is_one_of_these_sources(tmp_path: Path) -> None:
     absent = dataclasses.replace(edits.EDITS[0], changes=((edits.NAIVE, "not there", ""),))
     with pytest.raises(ValueError, match="does not hold 'not there'"):
         edits.altered(tmp_path, absent, "Q4_0")
+
+
+# -- faults under a condition ------------------------------------------------------------------------------------------
+
+
+def test_faults_under_a_condition() -> None:
+    (_, matrix), *_ = naming.real("Q4_0", (0,))
+    outcomes = [of for number in range(4) if (of := guards.tried(matrix, number, 3)) is not None]
+    figures = guards.tallied(outcomes)
+    assert figures["mutants"] == len(outcomes) >= 3
+    assert guards.WRONG not in figures["answers"]
+    assert guards.WRONG not in figures["rules"]
+    assert len({o.where for o in outcomes}) > 1
+    wrong = [dataclasses.replace(o, answer=guards.WRONG, rule=guards.WRONG) for o in outcomes]
+    assert guards.rows(guards.tallied(wrong))[1][1].startswith("100 %")
+    assert guards.rows(guards.tallied(wrong))[2][1].startswith("100 %")
+
+
+def test_a_rule_of_the_wrong_axis_or_place_is_wrong() -> None:
+    of = guards.Condition("N", "i >= N - 4", lambda at, size: at >= size - 4, False)
+    calls = {n: of.holds(np.arange(n), n) for n in range(1, 40)}
+    mutant = guards.Mutant("", "", of.words, lambda case: case.right.exact, of)
+    for axis, said in ((ROWS, guards.RIGHT), (TOKENS, guards.WRONG)):
+        found = learn(calls, lambda n, _=0: of.holds(np.arange(n), n), 80, Extent(), axis)
+        assert found is not None
+        assert guards.rated(mutant, [found]) == said
+    other = dataclasses.replace(mutant, condition=guards.Condition("N", "", lambda at, size: at >= size - 5, False))
+    found = learn(calls, lambda n, _=0: of.holds(np.arange(n), n), 80, Extent(), ROWS)
+    assert found is not None
+    assert guards.rated(other, [found]) == guards.WRONG
 
 
 # -- places ------------------------------------------------------------------------------------------------------------

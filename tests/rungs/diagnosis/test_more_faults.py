@@ -378,10 +378,10 @@ def for_the_first_scale() -> Callable[..., np.ndarray]:
 @pytest.mark.parametrize(
     ("by", "name", "said"),
     [
-        (lambda m, n, k: 0.5 if m > 7 else 1, "window-of-m", "from M = 8 on"),
-        (lambda m, n, k: 1.01 if m < 20 else 1, "window-of-m", "up to M = 19"),
-        (lambda m, n, k: 0.5 if n > 40 else 1, "window-of-n", "from N = 41 on"),
-        (lambda m, n, k: 1.01 if n % 4 == 2 else 1, "window-of-n", ""),
+        (lambda m, n, k: 0.5 if m > 7 else 1, "window-of-m", "M ≥ 8"),
+        (lambda m, n, k: 1.01 if m < 20 else 1, "window-of-m", "M < 20"),
+        (lambda m, n, k: 0.5 if n > 40 else 1, "window-of-n", "N ≥ 41"),
+        (lambda m, n, k: 1.01 if n % 4 == 2 else 1, "window-of-n", "those where N mod 4 = 2:"),
         (lambda m, n, k: 0.5 if k > 200 else 1, "window-of-k", "from K = 224 on"),
         (lambda m, n, k: 3 if k % 128 else 1, "", ""),
         (lambda m, n, k: 0.5, "power-of-two", ""),
@@ -525,9 +525,9 @@ def test_what_right_outputs_contradict_is_no_name(made: Callable[..., np.ndarray
         (lambda y: np.roll(y, 2, axis=1), "rows-exchanged", "row 2 gets that of 0"),
         (lambda y: y[::-1], "tokens-exchanged", "token 0 gets that of 5"),
         (lambda y: y * np.array([1.01, 1.02] * 8, np.float32), "", ""),
-        (lambda y: y * np.array([1.01, 1] * 8, np.float32), "", ""),
+        (lambda y: y * np.array([1.01, 1] * 8, np.float32), "constant-factor", "1.01 times"),
         (lambda y: y + np.float32(1), "term-factor", "1 is added to each output"),
-        (lambda y: y + np.float32(1) * (np.arange(16) % 2), "", ""),
+        (lambda y: y + np.float32(1) * (np.arange(16) % 2), "term-factor", "1 is added to each output"),
     ],
 )
 def test_what_is_read_off_outputs(

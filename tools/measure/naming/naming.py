@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from ..inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Floats, Matrix, captured, 
 from ..markdown import percent
 from ..measure import Measure
 from ..workers import workers
-from . import places
+from . import guards, places
 from .edits import EDITS, NO_EDIT, Edit, altered, chosen
 
 #: Rows and tokens of a product that is diagnosed, and further rows that altered kernels may read.
@@ -195,6 +195,13 @@ def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = 
     return out
 
 
+def _guarded(work: tuple[int, str], seed: int) -> list[guards.Outcome]:
+    """Diagnose fault number `work[0]` under a random condition, on a matrix of type `work[1]`."""
+    matrices = real(work[1], (seed,))
+    found = guards.tried(matrices[work[0] % len(matrices)][1], work[0], seed)
+    return [found] if found else []
+
+
 def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
     return edited(*work, seeds)
 
@@ -213,10 +220,11 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
             # a definition that rounds between its terms is not their sum
             position, block = ("", "") if p.half_products else ("position-factor", "block-factor")
+            every_other = "" if p.half_products else "term-factor" if p.m.any() else "constant-factor"
             made = {
                 "one per cent": ("constant-factor", replace(p, d=1.01 * p.d, m=1.01 * p.m)),
                 "a tenth of a per cent of weights' scales of every other row": (
-                    "", replace(p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None])
+                    every_other, replace(p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None])
                 ),
                 "a value of each term left out": (position, replace(p, q=p.q * (value != 5))),
                 "a code of each term negated": (position, replace(p, a=p.a * np.where(value == 9, -1, 1))),
@@ -302,6 +310,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="save the progress here; a later run with the same seeds resumes from it",
     )
     add("--places", type=int, default=200, help="number of one-block faults per type (%(default)s)")
+    add("--guarded", type=int, default=200, help="number of faults under random conditions (%(default)s)")
     results.add_argument(parser)
 
 
@@ -323,6 +332,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
         catalogue = each("catalogue", partial(replayed, seeds=options.seeds), formats)
         others = each("outside it", partial(outside, seeds=options.seeds), formats)
+        work = [of for of in zip(range(options.guarded), cycle(guards.TYPES), strict=False) if of[1] in formats]
+        guarded = [of for some in over(partial(_guarded, seed=options.seeds[0]), work) for of in some]
         sources = each("altered sources", partial(_edited, seeds=options.seeds), chosen(formats))
     placed = None
     if options.places:
@@ -334,7 +345,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "sources": tallied([o for o in sources if o.fault]),
         "sources outside": tallied([o for o in sources if not o.fault]),
         "edits": len({e.what + e.fault for e in EDITS if e.fault}), "no edit": NO_EDIT,
-        "places": placed,
+        "places": placed, "guarded": guards.tallied(guarded),
     }  # fmt: skip
 
 
@@ -359,12 +370,14 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
             [f"incorrect name: {what}", _share(answers[WRONG], changing), "0 %"],
             [f"taken for another definition: {what}", _share(answers[DEFINITION], changing), ""],
         ]
-    not_in_it = [figures[name] for name in ("outside", "sources outside")]
-    wrong = sum(len(of[WRONG]) for of in not_in_it)
+    others = [figures[name] for name in ("outside", "sources outside")]
+    wrong = sum(len(of[WRONG]) for of in others)
     out.append([
-        "incorrect name: faults that are not in the catalogue", _share(wrong, sum(of["changing"] for of in not_in_it)),
+        "incorrect name: faults that are not in the catalogue", _share(wrong, sum(of["changing"] for of in others)),
         "0 %",
     ])  # fmt: skip
+    if figures.get("guarded"):
+        out += guards.rows(figures["guarded"])
     return out + (places.rows(figures["places"]) if figures["places"] else [])
 
 
@@ -380,8 +393,8 @@ def _run(options: argparse.Namespace) -> int:
     figures = measured(options)
     results.update(options.results, naming=figures)
     wrong = faults(figures)
-    write_lines("\n".join([*(" | ".join(row) for row in rows(figures)), *wrong]))
-    return 1 if wrong else 0
+    write_lines("\n".join([*map(" | ".join, rows(figures)), *wrong]))
+    return bool(wrong)
 
 
 MEASURE = Measure("naming", "whether diagnoses and localisations are correct", __doc__ or "", add_arguments, _run)

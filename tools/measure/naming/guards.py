@@ -1,0 +1,397 @@
+"""Faults that only run under a condition: on sizes, on the place of an output, or on the data of a block.
+
+Fault, condition and operands are random; a simulated kernel gives the outputs of the fault where the condition holds,
+and correct ones elsewhere. The diagnosis may call it again, as it calls a real one. Its name is compared with the
+fault, and each learnt rule of wrong rows or tokens with the condition, in calls of sizes that were not tried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_verify.diagnosis.diagnose import FEWEST, Diagnosis
+from gguf_verify.diagnosis.experiments import Experiments
+from gguf_verify.diagnosis.fault import Case, Explanation
+from gguf_verify.diagnosis.faults import FAULTS
+from gguf_verify.diagnosis.operands import Parts
+from gguf_verify.diagnosis.replay import diagnose_kernel
+from gguf_verify.diagnosis.sizes import Learnt
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import WeightFormat
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.semantics.definitions import SEMANTICS
+
+from ..inputs import Bytes, Floats, Matrix
+from ..markdown import percent
+
+Bools = npt.NDArray[np.bool_]
+Rng = np.random.Generator
+
+RIGHT, UNKNOWN, WRONG, SILENT = "right", "unknown", "wrong", "changes too little"
+#: Types of weights that are tried: with an offset, a minimum, neither, and scales of groups.
+TYPES = ("Q4_0", "Q5_1", "Q8_0", "Q4_K")
+#: The largest size of a call that fails, and how often a condition is drawn again that no such call meets.
+_LARGEST, _TRIES = 260, 200
+#: Divisors of conditions: most are sizes of tiles, and some are not, which no rule can express.
+_DIVISORS = (2, 4, 8, 16, 32, 64, 128, 24, 48, 96, 5, 7, 10)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition of an axis.
+
+    Args:
+        axis: "N" or "M".
+        words: for the list of results.
+        holds: (indices, size) → bool[indices].
+        of_size: whether it asks for the size, so that calls of other sizes are correct.
+    """
+
+    axis: str
+    words: str
+    holds: Callable[[npt.NDArray[np.intp], int], Bools]
+    of_size: bool
+
+
+def condition(rng: Rng) -> Condition:
+    """Return a random condition of one or two comparisons."""
+    axis = str(rng.choice(["N", "M"]))
+    some = [_comparison(rng, axis) for _ in range(rng.integers(1, 3))]
+    words = " and ".join(one.words for one in some)
+
+    def holds(at: npt.NDArray[np.intp], size: int) -> Bools:
+        return np.asarray(np.logical_and.reduce([one.holds(at, size) for one in some]))
+
+    return Condition(axis, words, holds, any(one.of_size for one in some))
+
+
+def _comparison(rng: Rng, axis: str) -> Condition:
+    d = int(rng.choice(_DIVISORS))
+    r, t = int(rng.integers(d)), int(rng.integers(1, _LARGEST // 2))
+    width = int(rng.integers(1, 40))
+    kinds: list[tuple[str, Callable[[npt.NDArray[np.intp], int], Any], bool]] = [
+        (f"{axis} % {d} == {r}", lambda i, size: size % d == r, True),
+        (f"{axis} >= {t}", lambda i, size: size >= t, True),
+        (f"{t} <= {axis} < {t + width}", lambda i, size: t <= size < t + width, True),
+        (f"i % {d} == {r}", lambda i, size: i % d == r, False),
+        (f"i % {d} >= {r}", lambda i, size: i % d >= r, False),
+        (f"i >= {t}", lambda i, size: i >= t, False),
+        (f"i >= {axis} - {width}", lambda i, size: i >= size - width, False),
+        (f"i >= {axis} / {d} * {d}", lambda i, size: i >= size // d * d, False),
+    ]  # fmt: skip
+    words, of, of_size = kinds[rng.integers(len(kinds))]
+    return Condition(axis, words, lambda i, size: np.broadcast_to(np.asarray(of(i, size)), i.shape), of_size)
+
+
+@dataclass(frozen=True)
+class DataCondition:
+    """A condition of a block's data: `holds` returns it of the parts of a product, as bool[N or M, terms]."""
+
+    words: str
+    of_weights: bool
+    holds: Callable[[Parts], Bools]
+
+
+def data_condition(rng: Rng) -> DataCondition:
+    """Return a random condition of the data of blocks of weights or of activations."""
+    value = int(rng.integers(32))
+    at = float(rng.choice([0.02, 0.1, 0.3]))
+
+    def largest(v: npt.NDArray[np.float64]) -> Bools:
+        return np.asarray(np.abs(v) >= np.quantile(np.abs(v), 1 - at))
+
+    kinds = [
+        DataCondition("d < 0", True, lambda p: p.d < 0),
+        DataCondition(f"|d| among the largest {at:g}", True, lambda p: largest(p.d)),
+        DataCondition("minimum positive", True, lambda p: p.m > 0),
+        DataCondition("a code is the largest", True, lambda p: (p.q == p.q.max()).any(axis=-1)),
+        DataCondition("a code is the least", True, lambda p: (p.q == p.q.min()).any(axis=-1)),
+        DataCondition(f"code {value} is the least", True, lambda p: p.q[..., value % p.q.shape[2]] == p.q.min()),
+        DataCondition("s < 0", False, lambda p: p.s < 0),
+        DataCondition(f"s among the largest {at:g}", False, lambda p: largest(p.s)),
+        DataCondition(f"activation scale among the largest {at:g}", False, lambda p: largest(p.e)),
+        DataCondition("an activation code is -127", False, lambda p: (p.a == -127).any(axis=-1)),
+    ]
+    return kinds[rng.integers(len(kinds))]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A simulated kernel's fault.
+
+    Args:
+        fault: the id of the catalogue, or "" for outputs that no name explains.
+        which: the variant.
+        where: the condition in words.
+        outputs: of a product with the fault, float64[M, N].
+        condition: of an axis; None if it is of data.
+    """
+
+    fault: str
+    which: str
+    where: str
+    outputs: Callable[[Case], npt.NDArray[np.float64]]
+    condition: Condition | None
+
+
+class Simulated(ShippedKernel):
+    """The kernel `q8_1_naive` with a simulated fault; it accepts calls of any size."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        super().__init__(KERNELS["q8_1_naive"], CpuHost(1))
+        self._mutant, self._rows = mutant, np.zeros((0, 0), np.uint8)
+
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
+        """Return itself: there is no variant for a shape."""
+        return self
+
+    def under(self, schedule: Schedule) -> None:
+        """Return None: there are no threads."""
+        return
+
+    def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
+        """Keep the rows."""
+        return Weights(fmt, len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
+
+    def product(self, weights: Weights, x: Floats) -> Floats:
+        """Return the outputs of the fault."""
+        semantics = self.definition
+        case = Case(semantics, weights.fmt, weights.buffer, semantics.bytes_of(x), x)  # type: ignore[arg-type]
+        with np.errstate(all="ignore"):
+            return np.ascontiguousarray(self._mutant.outputs(case), np.float32)
+
+
+def mutant(rng: Rng, case: Case) -> Mutant | None:
+    """Return a random fault under a random condition; None if it cannot be drawn for such a product."""
+    faulty = _faulty(rng, case)
+    if faulty is None:
+        return None
+    fault, which, made = faulty
+    if rng.random() < 0.6:
+        of = condition(rng)
+
+        def outputs(case: Case) -> npt.NDArray[np.float64]:
+            m, n = case.right.exact.shape
+            size = n if of.axis == "N" else m
+            holds = of.holds(np.arange(size), size)
+            mask = holds[None, :] if of.axis == "N" else holds[:, None]
+            return np.where(mask, _values(made(case), case), case.right.exact)
+
+        return Mutant(fault, which, of.words, outputs, of)
+    data = data_condition(rng)
+
+    def blended(case: Case) -> npt.NDArray[np.float64]:
+        wrong, right = made(case), case.parts
+        holds = data.holds(right)
+        if not isinstance(wrong, Parts):
+            some = np.asarray(holds.any(axis=1))
+            mask = some[None, :] if data.of_weights else some[:, None]
+            return np.where(mask, wrong, right.predicted().exact)
+        fields = ("q", "d", "m") if data.of_weights else ("a", "e", "s")
+        mixed = {
+            f: np.where(holds[..., None] if f in "qa" else holds, getattr(wrong, f), getattr(right, f)) for f in fields
+        }
+        return replace(right, **mixed).predicted().exact
+
+    return Mutant(fault, which, data.words, blended, None)
+
+
+def _values(made: Any, case: Case) -> npt.NDArray[np.float64]:
+    if isinstance(made, Parts):
+        return made.predicted().exact
+    return np.asarray(made if isinstance(made, np.ndarray) else made.exact)
+
+
+def _faulty(rng: Rng, case: Case) -> tuple[str, str, Callable[[Case], Any]] | None:
+    """Return the id, the variant and the outputs of a random fault."""
+    if rng.random() < 0.3:
+        by = float(rng.choice([0.0, 0.25, 0.5, 1.01, 1.5, 2.0, -1.0]))
+        kind = int(rng.integers(4))
+        changes: list[tuple[str, str, Callable[[Case], Any]]] = [
+            ("term-factor", f"minimum times {by:g}", lambda c: replace(c.parts, m=by * c.parts.m)),
+            ("term-factor", f"codes times {by:g}", lambda c: replace(c.parts, q=by * c.parts.q)),
+            ("", "random outputs", lambda c: _noise(c)),
+            ("", "zeros", lambda c: np.zeros(c.right.exact.shape)),
+        ]
+        return changes[kind]
+    faults = [fault for fault in FAULTS if fault.applies(case)]
+    fault = faults[rng.integers(len(faults))]
+    names = [which for which, _ in fault.variants(case)]
+    if not names:
+        return None
+    which = names[rng.integers(len(names))]
+
+    def made(case: Case) -> Any:
+        found = next((made for _, made in fault.of(case, (which,))), None)
+        if found is None:
+            return case.right.exact
+        if isinstance(found, Parts):
+            return found
+        return found.exact if found.known is None else np.where(found.known, found.exact, case.right.exact)
+
+    return fault.id, which, made
+
+
+def _noise(case: Case) -> npt.NDArray[np.float64]:
+    exact = case.right.exact
+    m, n = (np.arange(size, dtype=np.float64) for size in exact.shape)
+    return np.asarray(exact * (1.3 + 0.5 * np.sin(1e3 * np.sin(12.9898 * m[:, None] + 78.233 * n[None, :]))))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to one mutant: the names, what they are, and what the learnt rules are ("" for none)."""
+
+    fault: str
+    which: str
+    where: str
+    type: str
+    answer: str
+    rule: str
+    named: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+def tried(matrix: Matrix, number: int, seed: int) -> Outcome | None:
+    """Diagnose one random mutant on real weights and activations; None if none was found that changes outputs."""
+    rng = np.random.default_rng((seed, number))
+    fmt, semantics = matrix.fmt, SEMANTICS["q8_1"]
+    assert isinstance(fmt, BlockFormat)
+    for _ in range(_TRIES):
+        m, n = int(rng.integers(2, 70)), int(rng.integers(2, _LARGEST))
+        if rng.random() < 0.3:
+            m, n = min(n, 128), min(m, 64)
+        rows, x = _operands(matrix, m, n, rng)
+        case = Case(semantics, fmt, rows, semantics.bytes_of(x), x)
+        made = mutant(rng, case)
+        if made is None:
+            continue
+        kernel = Simulated(made)
+        y = kernel.product(kernel.upload(fmt, rows), x)
+        bad = ~(np.abs(y - case.right.exact) <= case.right.bound)
+        if bad.sum() >= FEWEST:
+            rows, x = _operands(matrix, m, n, rng)
+            fresh = Case(semantics, fmt, rows, semantics.bytes_of(x), x)
+            return _outcome(made, kernel, case, fresh, y, bad)
+    return None
+
+
+def _operands(matrix: Matrix, m: int, n: int, rng: Rng) -> tuple[Bytes, Floats]:
+    """Return rows and tokens of the matrix in a random order, repeated with blocks in other orders if it is small."""
+    unit = matrix.fmt.block_bytes
+    blocks = matrix.rows.reshape(len(matrix.rows), -1, unit)
+    picked = blocks[rng.integers(len(blocks), size=n)]
+    order = np.argsort(rng.random(picked.shape[:2]), axis=1)
+    rows = np.take_along_axis(picked, order[..., None], axis=1).reshape(n, -1)
+    x = matrix.x[rng.integers(len(matrix.x), size=m)] * rng.choice([-1, 1], size=(m, 1)) * rng.uniform(0.5, 2, (m, 1))
+    return np.ascontiguousarray(rows), np.ascontiguousarray(x, np.float32)
+
+
+def _outcome(made: Mutant, kernel: Simulated, case: Case, fresh: Case, y: Floats, bad: Bools) -> Outcome:
+    fmt, semantics, rows, x = case.fmt, case.semantics, case.rows, case.values
+    assert x is not None
+    m, n = (int(i) for i in np.argwhere(bad)[0])
+    experiments = Experiments(kernel, fmt, semantics, rows, x)
+    found = experiments.settled(diagnose_kernel(kernel, fmt, semantics, rows, x, y, (m, n)))
+    learnt = [of for series in ("by_tokens", "by_rows") if (of := _learnt(experiments, series)) is not None]
+    return Outcome(
+        made.fault, made.which, made.where, fmt.name, _answer(made, found, fresh), rated(made, learnt),
+        tuple(f.id for f in found.faults) + found.definitions,
+        (*found.lines, *(of.condition for of in learnt)),
+    )  # fmt: skip
+
+
+def _learnt(experiments: Experiments, series: str) -> Learnt | None:
+    if series not in experiments.__dict__:  # the diagnosis did not need it
+        return None
+    learnt: Learnt | None = experiments.__dict__[series].learnt
+    return learnt
+
+
+def rated(made: Mutant, learnt: Sequence[Learnt]) -> str:
+    """Rate the rules: RIGHT if those of the condition's axis predict it for any size, and there are no others."""
+    if not learnt:
+        return ""
+    return RIGHT if made.condition is not None and all(_agrees(made.condition, of) for of in learnt) else WRONG
+
+
+def _agrees(of: Condition, learnt: Learnt) -> bool:
+    if learnt.axis.size != of.axis:
+        return False
+    return all(
+        (learnt.wrong(size, size) == of.holds(np.arange(size), size)).all() for size in range(1, 2 * _LARGEST + 1)
+    )
+
+
+def _answer(made: Mutant, found: Diagnosis, fresh: Case) -> str:
+    """Rate the names: right if one is the fault's, a size that it asks for, or predicts outputs of other operands.
+
+    Args:
+        fresh: a product of the same shape with other operands.
+    """
+    if found.wrong < FEWEST:
+        return SILENT
+    ids = {f.id for f in found.faults}
+    if not ids:
+        return WRONG if found.definitions else UNKNOWN
+    accepted = {made.fault}
+    if made.fault.startswith(("end-of-k", "stale-tile")):  # a row that is shorter than the tile is correct
+        accepted.add("window-of-k")
+    if made.condition is not None:
+        accepted.add("partial-tile")
+        if made.condition.of_size:
+            accepted.add(f"window-of-{made.condition.axis.lower()}")
+    fault = next((f for f in FAULTS if f.id == made.fault), None)
+    if ids & accepted or (fault is not None and fault.named_by(ids)):
+        return RIGHT
+    y = made.outputs(fresh)
+    return RIGHT if any(_predicts(e, y, fresh) for e in found.explanations if e.match.id in ids) else WRONG
+
+
+def _predicts(explanation: Explanation, y: npt.NDArray[np.float64], fresh: Case) -> bool:
+    predicted = explanation.predict(fresh)
+    if predicted is None:
+        return False
+    near = np.abs(y - predicted.exact) <= predicted.bound + fresh.right.bound
+    return bool((near if explanation.part is None else near[explanation.part]).all())
+
+
+def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Count answers, by kind of condition, and list the wrong ones."""
+    by = {kind: Counter(o.answer for o in outcomes if _kind(o) == kind) for kind in ("sizes and places", "data")}
+    return {
+        "mutants": len(outcomes),
+        "answers": dict(Counter(o.answer for o in outcomes)),
+        "by condition": {kind: dict(of) for kind, of in by.items()},
+        "rules": dict(Counter(o.rule for o in outcomes)),
+        "wrong": [vars(o) for o in outcomes if WRONG in (o.answer, o.rule)],
+    }
+
+
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    """Return table rows: quantity, measured, goal."""
+    answers, rules = Counter(figures["answers"]), Counter(figures["rules"])
+    changing, learnt = figures["mutants"] - answers[SILENT], rules[RIGHT] + rules[WRONG]
+
+    def share(part: int, whole: int) -> str:
+        return f"{percent(part, whole)} ({part:,} of {whole:,})" if whole else "none"
+
+    return [
+        ["correct name: faults under a random condition", share(answers[RIGHT], changing), ""],
+        ["incorrect name: faults under a random condition", share(answers[WRONG], changing), "0 %"],
+        ["a learnt rule of rows or tokens that does not hold for other sizes", share(rules[WRONG], learnt), "0 %"],
+    ]
+
+
+def _kind(outcome: Outcome) -> str:
+    return "sizes and places" if "N" in outcome.where or "M" in outcome.where or "i " in outcome.where else "data"
