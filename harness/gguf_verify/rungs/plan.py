@@ -67,6 +67,7 @@ class Probe:
         values: the activations: random ones and ties of codes; special ones (zeros of both signs, tiny and huge
             values); or random ones with codes of -128, for kernels that take blocks.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
+        because: the comparison in the kernel's code that the shape is a boundary of: FILE:LINE and its text; or "".
     """
 
     tokens: tuple[int, ...]
@@ -75,6 +76,7 @@ class Probe:
     blocks: Blocks = "the model's"
     values: Values = "drawn"
     whole: bool = False
+    because: str = ""
 
 
 def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = False) -> list[Probe]:
