@@ -1234,3 +1234,6 @@ extern "C" __attribute__((visibility("default"))) uint64_t cuda_on_cpu_counters(
     return writer.size;
 }
 #include "callbacks.hpp"
+#if defined(CUDA_ON_CPU_COMPARISONS)
+#include "comparisons.hpp"
+#endif

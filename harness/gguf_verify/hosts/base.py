@@ -284,6 +284,11 @@ class Host(ABC):
         count."""
         return 0
 
+    def compared(self, kernel: Any, to: npt.NDArray[np.void]) -> int:
+        """Write the comparisons of a traced kernel since the last call as `hosts.comparisons.RECORD`; return their
+        number, 0 if it is not traced."""
+        return 0
+
     def launch_alone(self, launches: Sequence[Blocks]) -> Written:
         """Run single thread blocks of the launches of a call, one of the last; return the writes of that one.
 

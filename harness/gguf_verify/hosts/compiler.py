@@ -396,6 +396,12 @@ def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
     return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), link, checked=True)
 
 
+def _compile_traced(root: Path, unit: str, options: Sequence[str]) -> Built:
+    """Compile the unit so that it notes the operands of its comparisons, and the runner without that."""
+    link = [*LINK_CHECKED, *_of_linker(options)]
+    return _linked(root, unit, [*TRACES, *options], _TRACED_RUNNER, (), link)
+
+
 #: Folder of headers with CUDA's names, below that of a foreign source.
 CUDA_HEADERS = "cuda-headers"
 _IN_EMULATOR = re.compile(r'(#[ \t]*include[ \t]*")((?:\.\./)+)')
@@ -601,10 +607,14 @@ NOT_COUNTED = "-fprofile-exclude-files="
 #: Options with which there are as many branches as in the source: counted before inlining, without selections in place
 #: of branches, and without || of values that are both computed.
 BRANCHES = ("-fno-early-inlining", "-fno-ssa-phiopt", "--param=logical-op-non-short-circuit=0")
+#: Options of a traced build: GCC calls functions before comparisons, which `kernels/emulator/comparisons.hpp` defines.
+#: Without reassociation, which makes one comparison of several with 0.
+TRACES = ("-O1", "-g1", *BRANCHES[1:], "-fno-tree-reassoc", "-fsanitize-coverage=trace-cmp")
 LINK_COUNTING = ["-lgcov", "-Wl,-u,__gcov_info_to_gcda"]
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'
 _CHECKED_RUNNER = f"#define CUDA_ON_CPU_CHECKS\n{_RUNNER}"
+_TRACED_RUNNER = f"#define CUDA_ON_CPU_COMPARISONS\n{_RUNNER}"
 
 
 def waits(texts: Iterable[str], options: Sequence[str]) -> tuple[str, ...]:
@@ -663,6 +673,11 @@ def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:
     return build(root, unit, options, how=_compile_checked)
 
 
+def build_traced(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:
+    """Build a library of a foreign source that notes the operands of its comparisons. Raises EnvironmentFault."""
+    return build(root, unit, options, how=_compile_traced)
+
+
 def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
     """Build and load a library that checks for faults as it runs: the unit with instrumentation, the runner without.
 
@@ -686,12 +701,14 @@ def source_lines(library: str | Path, addresses: Sequence[int]) -> list[list[str
     content = library.read_bytes() if isinstance(library, Path) else content_of(library, ".so")
     if content is None:
         return [[] for _ in addresses]
+    done = run_on(content, [tool, "-a", "-i", "-e"], [hex(max(0, address - 1)) for address in addresses])
     found: list[list[str]] = []
-    for address in addresses:
-        done = run_on(content, [tool, "-i", "-e"], [hex(max(0, address - 1))])
-        lines = [line.split(" (")[0].strip() for line in done.stdout.splitlines()]
-        found.append([line for line in lines if line and not line.startswith("?") and not line.endswith((":?", ":0"))])
-    return found
+    for line in (line.split(" (")[0].strip() for line in done.stdout.splitlines()):
+        if line.startswith("0x"):  # an address, which its lines follow
+            found.append([])
+        elif found and line and not line.startswith("?") and not line.endswith((":?", ":0")):
+            found[-1].append(line)
+    return found if len(found) == len(addresses) else [[] for _ in addresses]
 
 
 def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:

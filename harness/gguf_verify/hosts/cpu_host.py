@@ -24,10 +24,12 @@ from .compiler import (
     CHECKS,
     FOREIGN,
     ONLY_CALLED,
+    TRACES,
     Built,
     as_without_flags,
     build_checked,
     build_foreign,
+    build_traced,
     checked_library,
     checks_fault,
     compiler,
@@ -218,6 +220,9 @@ def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
     function.restype = ctypes.c_int
     function.library, function.limits, function.counters = name, LaunchLimits(), library.cuda_on_cpu_counters
     function.counters.restype = ctypes.c_uint64
+    if (compared := getattr(library, "cuda_on_cpu_comparisons", None)) is not None:
+        compared.restype = ctypes.c_uint64
+    function.compared = compared
     return function
 
 
@@ -275,7 +280,7 @@ class CpuHost(Host):
 
     def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
         root, author = unit.root, unit.author
-        checked = schedule is not None and schedule.checked
+        checked, traced = schedule is not None and schedule.checked, schedule is not None and schedule.traced
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
         # An overflowing index must wrap around as in a GPU's registers; a checked build reports it.
         fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
@@ -284,10 +289,11 @@ class CpuHost(Host):
         options = [_OWN, *APART, *flags, *_LENIENT, *(f for f in used if f.startswith("-std=")), *fixed]
         options += [f"-I{root / folder}" for folder in author.include]
         options += ONLY_CALLED if author.not_here else ()
-        text = _foreign_text(unit, as_without_flags([*(CHECKS if checked else ()), *options]))
+        more = CHECKS if checked else TRACES if traced else ()
+        text = _foreign_text(unit, as_without_flags([*more, *options]))
         try:
-            if checked:
-                built = Built(build_checked(root, text, options), ())
+            if checked or traced:
+                built = Built((build_checked if checked else build_traced)(root, text, options), ())
             else:
                 built = build_foreign(root, text, [*options, *counted(root)])
         except EnvironmentFault as error:
@@ -368,6 +374,11 @@ class CpuHost(Host):
 
     def counters(self, kernel: Any, to: npt.NDArray[np.uint8]) -> int:
         return int(kernel.counters(ctypes.c_void_p(to.ctypes.data), ctypes.c_uint64(to.size)))
+
+    def compared(self, kernel: Any, to: npt.NDArray[np.void]) -> int:
+        if kernel.compared is None:
+            return 0
+        return int(kernel.compared(ctypes.c_void_p(to.ctypes.data), ctypes.c_uint64(to.size)))
 
     @property
     def runs_alone(self) -> bool:  # type: ignore[override]

@@ -22,6 +22,7 @@ class Schedule:
         older: compiled as for a GPU before sm_90, in a source that distinguishes.
         converts: a float that an integer type cannot hold is converted as on this processor, even if a GPU gives
             another integer, which otherwise ends the launch.
+        traced: compiled so that it notes the operands of its comparisons.
     """
 
     order: OrderOfThreads = "ascending"
@@ -29,6 +30,7 @@ class Schedule:
     checked: bool = False
     older: bool = False
     converts: bool = False
+    traced: bool = False
 
     @property
     def wall_before(self) -> bool:

@@ -20,6 +20,7 @@ from ..results.environment import HostInfo, OpenedFiles
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS
 from ..semantics.order import Order
+from .comparisons import Compared
 from .domain import EVERYTHING, Domain
 from .experts import Taken
 from .launches import Launched, Lies, SparseProduct
@@ -163,6 +164,8 @@ class Kernel(Candidate):
     adds_floats = False
     #: `Host.unset` of its products.
     unset: tuple[str, ...] = ()
+    #: Whether the comparisons in its code can be observed: see `compared`.
+    compares = False
     #: The arguments of a mixture-of-experts kernel, None for others: see `routed`.
     takes_experts: Taken | None = None
 
@@ -222,6 +225,11 @@ class Kernel(Candidate):
         Blocks are counted along x first. Raises KernelFault; EnvironmentFault if it needs too much memory.
         """
         raise NotImplementedError
+
+    def compared(self, product: SparseProduct, numbers: Sequence[int]) -> Compared | None:
+        """Return the comparisons in the author's code that thread blocks of such a product make; None if they cannot be
+        seen. Raises KernelFault, EnvironmentFault."""
+        return None
 
     def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
         """Return the whole output of a product that is small enough, float32[M, N]. Raises KernelFault."""

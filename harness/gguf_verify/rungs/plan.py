@@ -84,6 +84,7 @@ class Probe:
             codes of -128, and blocks of `field_classes.every_class`.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
         first: the first of the activations that are used.
+        because: the comparison in the kernel's code that the shape is a boundary of: FILE:LINE and its text; or "".
     """
 
     tokens: tuple[int, ...]
@@ -93,6 +94,7 @@ class Probe:
     values: Values = "drawn"
     whole: bool = False
     first: int = 0
+    because: str = ""
 
 
 def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = False) -> list[Probe]:

@@ -33,6 +33,11 @@ blocks. "not_tried": whether blocks wait for others.
              repeating contents. The answer's "written" is the number of places and numbers that the last block wrote
              to the outputs "at" int64[…] and "words" uint32[…] or uint16[…].
 
+    compared as "alone", with the "placed" kernels of a traced build, and one or more thread blocks of the last launch.
+             Their comparisons lie in the operand "compared", `hosts.comparisons.RECORD`; the answer's "compared" is
+             their number. What the thread blocks write, and their faults, are ignored.
+    lines    the answer's "lines" has a list of FILE:LINE for each of the "addresses" in the "code" of a traced build:
+             the innermost inlined function first.
     executed write what the process has executed of the author's code to the operand "executed", uint8[room]: the
              counters of the library of a "kernel", as gcov reads them; of a kernel in Python, JSON (`tracing`). The
              answer's "size" is that of all of it, even if there was no room.

@@ -351,7 +351,8 @@ class CudaKernels:
 
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
         self.source, self.host, self._seconds = source, host, seconds
-        self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
+        #: Type and kind of build → its kernels.
+        self._placed: dict[tuple[str, str], dict[str, Placed]] = {}
         #: Absolute path → sha256 of each file that was read, except the copies in the source's folder; None for a file
         #: that was changed meanwhile.
         self.opened: dict[str, str | None] = {
@@ -403,7 +404,7 @@ class CudaKernels:
 
         Raises EnvironmentFault if they cannot be read.
         """
-        placed = next(iter(self._placed.get((fmt, False), {}).values()), None)
+        placed = next(iter(self._placed.get((fmt, ""), {}).values()), None)
         if placed is None or "notes" not in placed.parts:
             return {}
         notes = Path(placed.parts["notes"]).read_bytes()
@@ -411,21 +412,21 @@ class CudaKernels:
             return executed(source.root, notes, counters, self.source.author_of)
 
     def _built(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
-        checked = schedule is not None and schedule.checked
-        if (fmt, checked) not in self._placed:
+        kind = "" if schedule is None else "checked" if schedule.checked else "traced" if schedule.traced else ""
+        if (fmt, kind) not in self._placed:
             source, declaration = self.source, self.source.declaration
             defines, sizes = declaration.defines(fmt), self._sizes(fmt)
             file, author = source.compiled_by(self.host)
             unit = ForeignUnit(source.root, file, tuple(sizes), defines, replace(author, sizes=sizes))
-            built, compilation = self.host.build_all(unit, schedule if checked else None)
-            if not checked:
+            built, compilation = self.host.build_all(unit, schedule if kind else None)
+            if not kind:
                 not_run = source.not_run(compilation, defines)
                 self.compilations[fmt] = compilation.of_source(source.shown(source.main), not_run)
                 if HOSTS[self.host.name].emulated:
                     built = self._accepted(fmt, defines, built)
-            first = next(iter(built.values())).placed(source.built, f"{fmt}-checked" if checked else fmt)
-            self._placed[fmt, checked] = {f"{fmt}/{name}": Placed(a.entry, first.parts) for name, a in built.items()}
-        return self._placed[fmt, checked]
+            first = next(iter(built.values())).placed(source.built, f"{fmt}-{kind}" if kind else fmt)
+            self._placed[fmt, kind] = {f"{fmt}/{name}": Placed(a.entry, first.parts) for name, a in built.items()}
+        return self._placed[fmt, kind]
 
     def _accepted(self, fmt: str, defines: dict[str, str], built: dict[str, Artefact]) -> dict[str, Artefact]:
         """Add the registers that its kernels use on a GPU to a build for the CPU, if CUDA's compiler is installed.

@@ -6,12 +6,16 @@ it; outputs, and inputs that the kernel changed, are copied back to where the ve
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...hosts.base import Blocks, Host, Placed, Role, Sparse
+from ...hosts.base import Blocks, Host, Placed, Role, Sparse, Written
 from ...hosts.choice import make_host
+from ...hosts.comparisons import RECORD
+from ...hosts.compiler import source_lines
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
 from ...support.numbers import number_type
@@ -33,6 +37,7 @@ class Launcher:
     def __init__(self, asked: dict[str, Any]) -> None:
         self._host = make_host(asked["host"], asked["threads"])
         self._kernels = {key: self._host.load_placed(Placed(**placed)) for key, placed in asked["kernels"].items()}
+        self._traced: dict[str, Any] = {}
         self._weights: tuple[Mapped, Any] | None = None
 
     def declared(self) -> dict[str, Any]:
@@ -77,6 +82,26 @@ class Launcher:
         return {"size": self._host.counters(self._kernels[question["kernel"]], operands["executed"].array)}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        written = self._alone(question, operands, self._kernels)
+        n = len(written.at)
+        operands["at"].array[:n] = written.at
+        operands["words"].array[:n] = written.words
+        return {"written": n}
+
+    def compared(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        for key, placed in question["placed"].items():
+            if key not in self._traced:
+                self._traced[key] = self._host.load_placed(Placed(**placed))
+        with contextlib.suppress(Fault):  # of the kernel: what it compared before counts
+            self._alone(question, operands, self._traced)
+        records = operands["compared"].bytes.view(RECORD)
+        return {"compared": self._host.compared(self._traced[question["launches"][-1]["kernel"]], records)}
+
+    def lines(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        return {"lines": source_lines(Path(question["code"]), question["addresses"])}
+
+    def _alone(self, question: dict[str, Any], operands: dict[str, Mapped], kernels: dict[str, Any]) -> Written:
+        """Run single thread blocks. Raises Fault, EnvironmentFault."""
         host, scratch, zeros = self._host, question["scratch"], question["zeros"]
         roles: dict[str, Role] = {"output": "output", **dict.fromkeys(scratch, "scratch")}
         try:
@@ -93,7 +118,7 @@ class Launcher:
             }
             launches = [
                 Blocks(
-                    self._kernels[launch["kernel"]],
+                    kernels[launch["kernel"]],
                     tuple(launch["grid"]),
                     tuple(launch["block"]),
                     _arguments(launch, sparse),
@@ -102,15 +127,11 @@ class Launcher:
                 )
                 for launch in question["launches"]
             ]
-            written = host.launch_alone(launches)
+            return host.launch_alone(launches)
         except EnvironmentFault:
             raise
         except HarnessError as error:
             raise Fault.of(error) from None
-        n = len(written.at)
-        operands["at"].array[:n] = written.at
-        operands["words"].array[:n] = written.words
-        return {"written": n}
 
 
 def _buffer(host: Host, mapped: Mapped) -> Any:

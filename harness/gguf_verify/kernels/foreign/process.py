@@ -35,6 +35,7 @@ from ...semantics.order import ASCENDING, Order
 from ...semantics.sums import Product
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ...support.text import printable
+from ..comparisons import Compared
 from ..domain import Domain, Extent
 from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst_of_slots
 from ..interface import Kernel, Weights
@@ -46,6 +47,7 @@ from .api import TASKS
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
 from .calls import Operands
 from .child import MOST_UNSET
+from .compared import Comparisons
 from .conversation import Conversation
 from .cuda import CudaKernels
 from .declaration import Declaration, declaration_of_table
@@ -118,6 +120,7 @@ class ForeignKernel(Kernel):
             self.unpacks = said.get("unpacks") is True if self.declares is None else self.declares.unpack is not None
             task = self.declaration.computes in TASKS
             self._executions = Executions(compiled, self.declares is None)
+            self._comparisons = Comparisons.in_code(compiled)
             self.loaded.ending = self._executions.look
             #: Builds the operands of its calls.
             self.operands = Operands(self.declaration, None if task else self.definition)
@@ -258,6 +261,24 @@ class ForeignKernel(Kernel):
         return self.operands.lies(fmt, (m, n, k))
 
     def alone(self, product: SparseProduct, number: int) -> Written:
+        call, names = self._sparse(product)
+        written = self.alone_in(call, product.fmt.name, names, number, product.needs)
+        output = self.declaration.output
+        return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
+
+    @property
+    def compares(self) -> bool:  # type: ignore[override]
+        return self._comparisons is not None and self.declaration.computes == "gemm"
+
+    def compared(self, product: SparseProduct, numbers: Sequence[int]) -> Compared | None:
+        if self._comparisons is None:
+            return None
+        call, names = self._sparse(product)
+        launches = self._of_blocks(product.fmt.name, names, numbers, product.needs)
+        return self._comparisons.of(self._blocks, product.fmt.name, call, launches)
+
+    def _sparse(self, product: SparseProduct) -> tuple[SparseCall, Mapping[str, int]]:
+        """Return a product as a call, and the values of its names."""
         names = self.operands.names(product.fmt, product.m, product.n, product.k)
         own = self.operands.own(names)
         # Zeroed scratch memory is sparse: a page of zeros that repeats.
@@ -274,9 +295,7 @@ class ForeignKernel(Kernel):
             product.zeros,
             product.unit,
         )
-        written = self.alone_in(call, product.fmt.name, names, number, product.needs)
-        output = self.declaration.output
-        return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
+        return call, names
 
     def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
         if not product.fused:
@@ -302,14 +321,21 @@ class ForeignKernel(Kernel):
             fmt, names: as in `called`.
             needs: the thread blocks of each earlier launch that it depends on.
         """
+        launches = self._of_blocks(fmt, names, [number], needs)
+        self._executions.call(fmt, launches[-1:])
+        return self._blocks.alone(call, launches)
+
+    def _of_blocks(
+        self, fmt: str, names: Mapping[str, int], numbers: Sequence[int], needs: Sequence[Needs]
+    ) -> list[dict[str, Any]]:
+        """Return the launches of a call, with the numbers of thread blocks of the last one and of those it needs."""
         assert self.declares is not None
         *before, launch = self.declares.messages(fmt, names, self._symbol)
-        self._executions.call(fmt, [launch])
         x, y, _ = launch["grid"]
-        at = number % x, number // x % y, number // (x * y)
         for earlier, of in zip(before, needs, strict=True):
-            earlier["numbers"] = needed(earlier["grid"], of, at)
-        return self._blocks.alone(call, [*before, {**launch, "numbers": [number]}])
+            of_each = (needed(earlier["grid"], of, (at % x, at // x % y, at // (x * y))) for at in numbers)
+            earlier["numbers"] = sorted(set().union(*of_each))
+        return [*before, {**launch, "numbers": list(numbers)}]
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Encode activations with this project's encoder: the kernel gets the activations that it declares."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import MOST_ALONE, Written
+from ...hosts.base import MOST_ALONE, Placed, Written
+from ...hosts.comparisons import MOST_RECORDS, RECORD
 from ...support.errors import KernelFault, NotRun, NotTried
 from ..launches import SparseCall
 from .conversation import Budget, Conversation
@@ -25,6 +27,8 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 #: A memory file is reused for a call that needs at least this fraction of it, or if the file is small.
 _PART, _SMALL = 4, 1 << 24
+#: Addresses of one question, whose answer is of limited size.
+_AT_ONCE = 16
 #: Bytes of each input that distinguish calls.
 _OF_KEY = 64
 
@@ -319,6 +323,7 @@ class ThreadBlocks:
         wanted = [Operand(what, "input", "uint8", content.shape) for what, content in contents.items()]
         wanted += [Operand(name, "output", dtype, (MOST_ALONE // call.unit,))
                    for name, dtype in (("at", "int64"), ("words", f"uint{8 * call.unit}"))]  # fmt: skip
+        wanted.append(Operand("compared", "output", "uint8", (MOST_RECORDS * RECORD.itemsize,)))
         _, size = laid_out(wanted, 0)
         file = self._file = MemoryFile(size)
         self._operands, _ = laid_out(wanted, file.number)
@@ -327,28 +332,65 @@ class ThreadBlocks:
         self._of = of
         return file
 
-    def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
-        """Run the thread blocks "numbers" of each launch, and return the writes of the last launch.
-
-        Raises KernelFault, EnvironmentFault.
-        """
+    def _ask(
+        self, do: str, call: SparseCall, launches: Sequence[dict[str, Any]], more: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Have the process run thread blocks; return its answer. Raises KernelFault, EnvironmentFault."""
         try:
             self._conversation.ready()
         except NotRun as error:
             raise NotTried(str(error)) from None
         file = self._place(call)
-        asked = {"do": "alone", "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
-                 "zeros": dict(call.zeros), "unit": call.unit,
+        asked = {"do": do, "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
+                 "zeros": dict(call.zeros), "unit": call.unit, **more,
                  "operands": [operand.plain() for operand in self._operands]}  # fmt: skip
-        n = self._conversation.ask(asked, [file], may_lack=True).get("written")
+        return self._conversation.ask(asked, [file], may_lack=True)
+
+    def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
+        """Run the thread blocks "numbers" of each launch, and return the writes of the last launch.
+
+        Raises KernelFault, EnvironmentFault.
+        """
+        n = self._ask("alone", call, launches, {}).get("written")
         if type(n) is not int or not 0 <= n <= MOST_ALONE // call.unit:
             self._conversation.garbage()
-        at, words = (operand.array_in(file.bytes)[:n].copy() for operand in self._operands[-2:])
+        assert self._file is not None
+        at, words = (operand.array_in(self._file.bytes)[:n].copy() for operand in self._operands[-3:-1])
         written = Written(at, words)
         most = call.sizes["output"] // call.unit
         if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < most):
             self._conversation.garbage()
         return written
+
+    def compared(
+        self, call: SparseCall, launches: Sequence[dict[str, Any]], placed: Mapping[str, Placed]
+    ) -> npt.NDArray[np.void]:
+        """Run the thread blocks "numbers" of each launch by a traced build; return its comparisons, `RECORD`.
+
+        Raises KernelFault, EnvironmentFault.
+        """
+        said = self._ask("compared", call, launches, {"placed": {key: asdict(one) for key, one in placed.items()}})
+        n = said.get("compared")
+        if type(n) is not int or not 0 <= n <= MOST_RECORDS:
+            self._conversation.garbage()
+        assert self._file is not None
+        return self._operands[-1].bytes_in(self._file.bytes).view(RECORD)[:n].copy()
+
+    def lines(self, code: str, addresses: Sequence[int]) -> list[list[str]]:
+        """Return the places in the source of some addresses in a traced build. Raises KernelFault."""
+        found: list[list[str]] = []
+        for start in range(0, len(addresses), _AT_ONCE):
+            some = list(addresses[start : start + _AT_ONCE])
+            said = self._conversation.ask({"do": "lines", "code": code, "addresses": some, "operands": []}, [])
+            try:
+                found += msgspec.convert(
+                    said.get("lines"), Annotated[list[list[str]], msgspec.Meta(max_length=len(some))]
+                )
+            except msgspec.ValidationError:
+                self._conversation.garbage()
+        if len(found) != len(addresses):
+            self._conversation.garbage()
+        return found
 
     def close(self) -> None:
         """Free the memory."""

@@ -29,7 +29,7 @@ from ....results.rungs import RungResult
 from ....semantics.order import Order
 from ....semantics.sums import Product
 from ....support.errors import KernelFault, NotRun
-from ....support.text import printable
+from ....support.text import counted, printable
 from ...calls import calling
 from ...explain import Explanations, Place, WrongCall
 from ...generated_inputs import representable
@@ -38,6 +38,7 @@ from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
+from .compared import compared_shapes
 from .huge import HugeFound, HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
@@ -119,7 +120,7 @@ class TypeProbes:
             for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
-                if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
+                if self._is_wrong:
                     found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                     break
                 if run.budget.spent:
@@ -128,12 +129,14 @@ class TypeProbes:
             in_turn = only is None or (only.kind, only.number) == ("probe", len(probes))
             if in_turn and not (run.budget.spent or found.wrong or found.faults):
                 self._in_turn(domain, len(probes))
+            of_code = self._compared(probes) if tested and not brief else HugeFound()
             if only is not None and only.kind == "probe":
                 return
             no_tokens = only is None and domain.m == Extent() and self._takes_no_tokens()
             if run.budget.spent:
                 return self._leave()
             large = self._large(domain, brief, tested)
+            large.indices += of_code.indices
         else:
             large, no_tokens = HugeFound(), False
             found.not_covered.append(("the probe plan", "the matrix has no whole block to lay out anew"))
@@ -151,6 +154,39 @@ class TypeProbes:
                 not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
+
+    @property
+    def _is_wrong(self) -> bool:
+        """Whether so many calls are wrong that no further ones are tried."""
+        return self.found.faults + len({wrong[1:] for wrong in self.found.wrong}) >= _MOST_WRONG
+
+    def _compared(self, planned: list[Probe]) -> HugeFound:
+        """Run and judge the kernel at the shapes with which its code compares, whose numbers follow those of the plan
+        and of the matrices in turn; return the findings of those of which only some thread blocks ran."""
+        run, fmt, only = self._run, self._fmt, self._only
+        kernel = run.kernel.of(fmt, 1, 1, fmt.unit)
+        replayed = only is not None and only.kind == "probe" and only.number > len(planned)
+        huge = self._huge()
+        if not kernel.compares or self._is_wrong or not (only is None or replayed):
+            return huge.found
+        found = compared_shapes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens})
+        for number, (probe, needs) in enumerate(found.probes, len(planned) + 1):
+            if only is None or only.number == number:
+                if self._is_wrong or run.budget.spent:
+                    break
+                if needs is None:
+                    self._probe(probe, number)
+                elif not huge.check_shape(probe, number, needs):
+                    self.found.wrong.append((probe.tokens[0], probe.n, probe.k))
+        if found.why_not is not None:
+            self.found.not_covered.append(("shapes with which its code compares", found.why_not))
+        elif found.left:
+            why = f"it has {found.left} more"
+            self.found.not_covered.append(("some shapes with which its code compares", why))
+        if found.probes:
+            tried = counted(len(found.probes), "shapes")
+            self._result.note(f"{fmt.name}: {tried} beside the probe plan: the kernel's code compares with them")
+        return huge.found
 
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
@@ -227,7 +263,8 @@ class TypeProbes:
                     self.found.not_covered.append(("activations of every size", str(error)))
                     return
                 self.found.faults += not isinstance(error, NotRun)
-                words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
+                because = f" ({probe.because})" if probe.because else ""
+                words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}{because}: {error}"
                 self._result.fail(Failure.of(error, words, self._tensor.name))
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
                 from ....diagnosis.experiments import Experiments
@@ -308,6 +345,7 @@ class TypeProbes:
     ) -> tuple[int, int] | None:  # fmt: skip
         """Token and row of the first wrong output; None if all are correct."""
         of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
+        of += [probe.because] if probe.because else []
         of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
         m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
         how = ", given their bytes" if call.given else beside

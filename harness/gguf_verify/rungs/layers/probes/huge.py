@@ -46,7 +46,7 @@ from ....support.text import printable
 from ...explain import Explanations
 from ...generated_inputs import any_blocks, drawn, held_by
 from ...judging import KERNEL, leave_weak
-from ...plan import Huge, huge, wide
+from ...plan import Huge, Probe, huge, wide
 from ...run import Run
 from ...thread_blocks import SHARE, BlocksAlone, dependence, too_many
 from .limits import limit_of, record_limit
@@ -61,6 +61,8 @@ _MOST_OUTPUTS = 1 << 16
 #: Rows and tokens with random numbers, primes.
 _ROWS, _TOKENS = 521, 67
 _INDEX = Call(kind="index")
+#: Shares of the grid near which thread blocks of a shape run, beside its corners and random ones.
+_OF_SHAPE = (0.25, 0.5, 0.75)
 #: Outputs of each thread block that are judged, and pairs of a row and a token that are multiplied exactly at a time.
 _JUDGED, _PAIRS = 4, 12
 #: Sums into the output, which a product of zero leaves unchanged: unwritten outputs are reported for every other one.
@@ -186,6 +188,27 @@ class HugeProbes:
         for size in (size for size in tried if size.what == "M·K"):
             self._check_quantizer(size)
 
+    def check_shape(self, probe: Probe, number: int, needs: tuple[Needs, ...]) -> bool:
+        """Run and judge some thread blocks of a probe; return whether they are correct."""
+        (m,), n, k = probe.tokens, probe.n, probe.k
+        self._call = replace_fields(self._call, kind="probe", number=number, m=m, n=n, k=k)
+        kernel, of = self._run.kernel.of(self._fmt, m, n, k), f"M={m}, N={n}, K={k} ({probe.because})"
+        try:
+            launched = kernel.only_launch(self._fmt, m, n, k)
+            assert isinstance(launched, Launched)
+            wrong, ran = self._tried(kernel, self.sparse(kernel, (m, n, k), needs), launched, _OF_SHAPE)
+        except KernelFault as error:
+            wrong, ran = _Wrong(f"{self._fmt.name} at {of}: {error}", error=error), 0
+        except EnvironmentFault as error:
+            self.found.not_covered.append((of, str(error)))
+            return True
+        if wrong is None:
+            self.found.indices.append(f"{ran} thread blocks of {of}")
+            return True
+        words = wrong.words if probe.because in wrong.words else f"{wrong.words} ({probe.because})"
+        self._fail(replace(wrong, words=words))
+        return False
+
     def _leave(self, what: str, why: str) -> None:
         left = f"{what} of 2^31 and more", why
         if left not in self.found.not_covered:
@@ -206,15 +229,13 @@ class HugeProbes:
         if refused := next((one.refused for one in earlier if one.refused), None):
             return self._leave(size.what, f"at M={size.m}, N={size.n}, K={size.k} {refused}")
         if size.k not in dependent:
-            dependent[size.k] = dependence(kernel, self._fmt, size.k, lambda m, n, k: self._sparse(kernel, (m, n, k)))
+            dependent[size.k] = dependence(kernel, self._fmt, size.k, lambda m, n, k: self.sparse(kernel, (m, n, k)))
         needs = dependent[size.k]
         if isinstance(needs, str):
             return self._leave(size.what, needs)
         if most := too_many(earlier, needs):
             return self._leave(size.what, f"each of its thread blocks needs {most:,} blocks of an earlier launch")
-        wrong, ran = self._tried(
-            kernel, self._sparse(kernel, (size.m, size.n, size.k), needs), launched, size.crossings
-        )
+        wrong, ran = self._tried(kernel, self.sparse(kernel, (size.m, size.n, size.k), needs), launched, size.crossings)
         if wrong is None:
             where = f"M={size.m}, N={size.n}, K={size.k}"
             self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
@@ -229,7 +250,7 @@ class HugeProbes:
         launched = smaller.only_launch(self._fmt, *shape)
         if not isinstance(launched, Launched) or launched.refused:
             return False
-        return self._tried(smaller, self._sparse(smaller, shape, needs), launched, ())[0] is None
+        return self._tried(smaller, self.sparse(smaller, shape, needs), launched, ())[0] is None
 
     def _check_quantizer(self, size: Huge) -> None:
         """Run and judge some thread blocks of the kernel's own quantizer."""
@@ -279,7 +300,7 @@ class HugeProbes:
         unwritten = blocks.unwritten()
         return None if unwritten is None else _Wrong(f"{at}: {unwritten}"), len(blocks.written)
 
-    def _sparse(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...] = ()) -> SparseProduct:
+    def sparse(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...] = ()) -> SparseProduct:
         token = len(self._x) // _TOKENS_REPEATED * (shape[2] // self._of_x)
         lies = kernel.lies(self._fmt, *shape)
         of = SparseProduct(self._fmt, *shape, token, self._weights, self._x, lies, needs)

@@ -1,0 +1,78 @@
+// The operands of the comparisons that a kernel makes, for a traced build (hosts/compiler.py, TRACES): GCC calls these
+// functions before each comparison and each switch. One operating-system thread; nothing is allocated.
+#pragma once
+
+namespace cuda_on_cpu {
+
+// One comparison of the code, or one case of a switch. Integers are read as signed: those that depend on a shape are
+// far from the limits, and a range test, which GCC makes of one unsigned comparison, stays linear.
+struct Comparison {
+    uint64_t at;                 // the call's return address; relative to the library when it is reported
+    uint32_t which, is_float;    // 0, or 1 + the number of a case
+    double a[2], b[2], apart[2];  // the smallest and the largest of each operand, and of a - b
+};
+
+class Comparisons {
+  public:
+    void note(const void* line, uint32_t which, bool is_float, double a, double b) {
+        if (!(std::isfinite(a) && std::isfinite(b))) return;
+        const uint64_t at = (uint64_t)line;
+        for (uint64_t i = (at ^ at >> 12) + 97 * which, tried = 0; tried < MOST; ++i, ++tried) {
+            Comparison& one = table_[i % MOST];
+            if (!one.at) one = {at, which, is_float, {a, a}, {b, b}, {a - b, a - b}};
+            if (one.at != at || one.which != which) continue;
+            widen(one.a, a), widen(one.b, b), widen(one.apart, a - b);
+            return;
+        }
+    }
+    // Writes the comparisons since the last call, as far as there is room, and returns how many it wrote.
+    uint64_t take(Comparison* to, uint64_t room, uint64_t base) {
+        uint64_t n = 0;
+        for (Comparison& one : table_) {
+            if (one.at && n < room) to[n] = one, to[n++].at -= base;
+            one.at = 0;
+        }
+        return n;
+    }
+
+  private:
+    static void widen(double (&range)[2], double value) {
+        if (value < range[0]) range[0] = value;
+        if (value > range[1]) range[1] = value;
+    }
+    static constexpr uint64_t MOST = 4096;
+    Comparison table_[MOST];
+};
+static Comparisons comparisons;  // of this library, not of all
+
+}  // namespace cuda_on_cpu
+
+extern "C" __attribute__((visibility("default"))) uint64_t cuda_on_cpu_comparisons(cuda_on_cpu::Comparison* to,
+                                                                                   uint64_t room) {
+    using namespace cuda_on_cpu;
+    return comparisons.take(to, room, library_of([] {}).base);
+}
+
+extern "C" {
+#define COMPARES(NAME, TYPE, IS_FLOAT)                                                                             \
+    __attribute__((visibility("hidden"), used)) void __sanitizer_cov_trace_##NAME(TYPE a, TYPE b) {                \
+        cuda_on_cpu::comparisons.note(__builtin_return_address(0), 0, IS_FLOAT, (double)a, (double)b);             \
+    }
+COMPARES(cmp1, int8_t, false)
+COMPARES(cmp2, int16_t, false)
+COMPARES(cmp4, int32_t, false)
+COMPARES(cmp8, int64_t, false)
+COMPARES(const_cmp1, int8_t, false)
+COMPARES(const_cmp2, int16_t, false)
+COMPARES(const_cmp4, int32_t, false)
+COMPARES(const_cmp8, int64_t, false)
+COMPARES(cmpf, float, true)
+COMPARES(cmpd, double, true)
+// cases: their number, the bits of the value, and the values
+__attribute__((visibility("hidden"), used)) void __sanitizer_cov_trace_switch(uint64_t value, const uint64_t* cases) {
+    const unsigned left = cases[1] < 64 ? 64 - (unsigned)cases[1] : 0;
+    const auto of = [left](uint64_t v) { return (double)((int64_t)(v << left) >> left); };
+    for (uint64_t i = 0; i < cases[0]; ++i)
+        cuda_on_cpu::comparisons.note(__builtin_return_address(0), (uint32_t)i + 1, false, of(value), of(cases[2 + i]));
+}
+}
