@@ -148,8 +148,12 @@ def test_only_thread_blocks_of_a_large_product_run(observed: ComparedShapes) -> 
     assert all((needs is not None) == (p.tokens[0] * p.n * p.k > 1 << 24) for p, needs in observed.probes)
 
 
+#: Those that no product of the model meets: such a kernel fails before its code is looked at.
+_UNMET = [condition for condition in [*CONDITIONS][:6] if condition != "if (N % 192 == 64)"]
+
+
 @traced
-@pytest.mark.parametrize("condition", [*CONDITIONS][:6])
+@pytest.mark.parametrize("condition", _UNMET)
 def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(condition: str, tmp_path: Path) -> None:
     source = kernel_with(tmp_path, f"    {condition} acc += 1.0f;")
     wrong = verified(f"{source}:gemm", "layers", probes="full", seed=3)

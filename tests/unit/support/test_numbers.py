@@ -40,7 +40,10 @@ def test_types_of_numbers() -> None:
 
 
 def _constant(node: ast.expr) -> bool:
-    """Whether a type is the source's own: a text, an attribute of NumPy, one of two such, or bytes of a size."""
+    """Whether a type is the source's own: a text, a list of fields, an attribute of NumPy, one of two such, or bytes of
+    a size."""
+    if isinstance(node, ast.List):
+        return all(isinstance(part, ast.Constant | ast.Tuple | ast.Load) for part in ast.walk(node) if part is not node)
     if isinstance(node, ast.IfExp):
         return _constant(node.body) and _constant(node.orelse)
     if isinstance(node, ast.Tuple):
