@@ -1203,9 +1203,9 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     return (outcome == DONE || outcome == UNLIKE_A_GPU) && report->n_findings ? FOUND : outcome;
 }
 
-// ---- the code that was executed ------------------------------------------------------------------------------------
-
 }  // namespace cuda_on_cpu
+
+// ---- the code that was executed ------------------------------------------------------------------------------------
 
 // A unit that is compiled to count what it executes (hosts/compiler.py, `COUNTS`) has one entry in this section, and
 // libgcov is linked with it.

@@ -90,3 +90,10 @@ def test_a_result_that_inflates_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         gcov._inflated(gzip.compress(bytes(10_000)))
     with pytest.raises(EnvironmentFault, match="cannot be read"):
         gcov._inflated(b"no gzip")
+
+
+def test_the_name_of_a_file_is_no_command_to_a_terminal() -> None:
+    found = coverage_of(Execution({"\x1b[2Jk.cu": ONCE}), {"\x1b[2Jk.cu": "a\n\x1b[31mb\n"})
+    assert found is not None
+    assert len(found.never) == 2
+    assert all(place.words.isprintable() for place in found.never)

@@ -32,7 +32,6 @@ class _Line(msgspec.Struct):
     line_number: int
     count: int
     branches: list[_Branch]
-    function_name: str = ""
 
 
 class _File(msgspec.Struct):

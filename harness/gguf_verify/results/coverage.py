@@ -161,7 +161,7 @@ def _never(file: str, text: Sequence[str], executed: Executed) -> Iterator[Never
     branches = {line for (line, _), ways in executed.branches.items() if executed.lines.get(line) and not all(ways)}
     for line in sorted(branches | places.keys()):
         yield NeverRan(
-            file=file,
+            file=printable(file, _MOST_SOURCE),
             line=line,
             last=places.get(line, line),
             source=printable(text[line - 1].strip(), _MOST_SOURCE) if line <= len(text) else "",

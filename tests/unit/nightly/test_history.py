@@ -264,4 +264,4 @@ def test_two_hundred_cells_and_twenty_nights_load_quickly(tmp_path: Path) -> Non
         assert history.night(20).cells[keys[5]].gemms == gemms
     assert sum(len(n.cells) for n in nights) == 4_000
     print(f"{work / 4_000:.1f} lines of Python a cell")
-    assert work < 32 * 4_000  # what a cell holds of its products is not read until somebody asks
+    assert work < 32 * 4_000  # the products of a cell are read on demand
