@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gguf_verify.hosts import gcov
 from gguf_verify.results.coverage import MOST_LISTED, Executed, Execution, coverage_of, joined
+from gguf_verify.results.environment import Observed
+from gguf_verify.rungs.pool import Answer, Judged, Pool
 from gguf_verify.support.errors import EnvironmentFault
 
 ONCE = Executed({1: True, 2: False}, {(1, 0): (True, False)})
@@ -97,3 +99,20 @@ def test_the_name_of_a_file_is_no_command_to_a_terminal() -> None:
     assert found is not None
     assert len(found.never) == 2
     assert all(place.words.isprintable() for place in found.never)
+
+
+def test_what_other_processes_observed_counts() -> None:
+    ours = Observed(execution=Execution({"k.cu": ONCE}))
+    theirs = Observed(execution=Execution({"k.cu": Executed({2: True})}, ("no counters",)))
+    both = ours.with_(theirs).execution
+    assert both == Execution({"k.cu": Executed({1: True, 2: True}, ONCE.branches)}, ("no counters",))
+    assert Observed().with_(theirs) == theirs == theirs.with_(Observed())
+
+
+def test_a_pool_keeps_what_its_workers_observed() -> None:
+    pool, seen = Pool(), Observed(execution=Execution({"k.cu": ONCE}))
+    for _ in range(2):
+        answer = Answer()
+        answer.set_result(Judged("found", seen))
+        assert pool._result(cast(Any, None), cast(Any, None), answer) == "found"
+    assert pool.observed == seen
