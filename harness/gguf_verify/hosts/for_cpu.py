@@ -254,6 +254,7 @@ class _Text:
             parts[0],
             [[self._operand(o) for o in split(part, ",") if o] for part in parts[1:3]],
             lambda instruction: self.into.symbol(instruction, self.file, line),
+            lambda token: 0 if self._in_macro else self._line(token) - line,
         )
         self.edits.append(Edit(self.tokens[at].start, self.tokens[end].end, code))
         return end + 1

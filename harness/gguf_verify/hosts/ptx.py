@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from .cuda_text import Token
@@ -76,20 +77,33 @@ def content_of(literal: str) -> str:
     return re.sub(r"\\(\r?\n|.)", lambda found: _ESCAPES.get(found[1], found[1]), inside, flags=re.S)
 
 
-def translated(template: Sequence[Token], operands: Sequence[Sequence[Operand]], missing: Callable[[str], str]) -> str:
-    """Translate an asm statement to a statement of C++, in one line.
+def translated(
+    template: Sequence[Token],
+    operands: Sequence[Sequence[Operand]],
+    missing: Callable[[str], str],
+    line: Callable[[Token], int],
+) -> str:
+    """Translate an asm statement to a statement of C++.
 
     Args:
         template: the tokens of its text.
         operands: its outputs and its inputs.
         missing: an instruction that the CPU lacks → the name of a function to call in its place.
+        line: a token → the number of line breaks before it in the asm statement. They are kept, so that each
+            instruction is on its line.
     """
     if any(token.kind != "string" for token in template):
         return _without(missing("of a macro"))
-    text = "".join(content_of(token.text) for token in template)
+    text, lines = "", list[int]()
+    for token in template:
+        content, first = content_of(token.text), line(token)
+        raw = token.text.count("\n") == content.count("\n")  # else its line breaks are escapes
+        lines += accumulate((raw and c == "\n" for c in content), initial=first)
+        lines.pop()
+        text += content
     outputs, inputs = [*operands, [], []][:2]
     try:
-        return _Block([*outputs, *inputs], len(outputs)).of(text)
+        return _Block([*outputs, *inputs], len(outputs)).of(text, lines)
     except _Unknown as unknown:
         return _without(missing(str(unknown)))
 
@@ -107,8 +121,9 @@ class _Block:
         self._registers: dict[str, str] = {}
         self._scratch = 0
 
-    def of(self, text: str) -> str:
-        text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)
+    def of(self, text: str, lines: Sequence[int]) -> str:
+        """Translate its text. `lines`: of each character, the number of line breaks before it in the source."""
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", lambda comment: " " * len(comment[0]), text, flags=re.S)
         code = []
         for i, operand in enumerate(self._operands):
             kind = operand.constraint.lstrip("=+&")
@@ -120,9 +135,12 @@ class _Block:
             else:
                 given = f"{_NS}in<'{kind}'>({operand.expression})"
             code.append(f"[[maybe_unused]] uint64_t gguf_verify_r{i} = {given};")
-        instructions = [c for statement in _statements(text) if (c := self._statement(statement))]
+        instructions = [(at, c) for at, statement in _statements(text) if (c := self._statement(statement))]
         code += [f"uint64_t {name} = 0;" for name in self._registers.values()]
-        code += instructions
+        broken = 0
+        for at, instruction in instructions:
+            code.append("\n" * (lines[at] - broken) + instruction)
+            broken = lines[at]
         code += [f"{_NS}out(gguf_verify_to{i}, gguf_verify_r{i});" for i in range(self._outputs)]
         return f"do {{ {' '.join(code)} }} while (0)"
 
@@ -458,18 +476,17 @@ class _Block:
         return f"{self._target(o[0])} = 0;"
 
 
-def _statements(text: str) -> list[str]:
-    """Return the instructions of a text, without braces around instructions, but with those of vectors."""
-    out, now, depth = [], "", 0
-    for c in text:
-        if depth == 0 and ((c in "{}" and not now.strip()) or c == ";"):
-            if now.strip():
-                out.append(now.strip())
-            now = ""
+def _statements(text: str) -> list[tuple[int, str]]:
+    """Return the instructions of a text and where they begin, without braces around them, but with those of vectors."""
+    out, begin, depth = list[tuple[int, str]](), 0, 0
+    for i, c in enumerate(text):
+        if depth == 0 and (c == ";" or (c in "{}" and not text[begin:i].strip())):
+            out.append((begin, text[begin:i]))
+            begin = i + 1
             continue
         depth += (c in "{[") - (c in "}]")
-        now += c
-    return [*out, now.strip()] if now.strip() else out
+    out.append((begin, text[begin:]))
+    return [(at + len(found) - len(found.lstrip()), found.strip()) for at, found in out if found.strip()]
 
 
 def _operands(text: str) -> list[str]:
