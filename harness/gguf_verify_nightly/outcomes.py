@@ -246,7 +246,13 @@ def _passed(report: Report, claims: Claims) -> Conclusion:
         return Conclusion(*_waived(report, claims))
     if flaw := _flaw(report, claims):
         return Conclusion(Outcome.UNVERIFIED, flaw)
-    return Conclusion(Outcome.VERIFIED, report.words if report.scope else "")
+    return Conclusion(Outcome.VERIFIED, "; ".join([report.words] * bool(report.scope) + _never_ran(report)))
+
+
+def _never_ran(report: Report) -> list[str]:
+    """The first place of the kernel's code that no call executed, and the number of others; [] for none."""
+    places, coverage = report.not_run, report.environment.kernel.coverage
+    return [f"{places[0].words}{more(coverage.n_never)}"] if places and coverage else []
 
 
 def _flaw(report: Report, claims: Claims) -> str:

@@ -183,6 +183,10 @@ elif word == "one-failed":
 elif word == "holds-failures":
     made["rungs"][2]["failures"] = [{"what": "wrong"}]
     write(made)
+elif word == "never-ran":
+    place = {"file": "k.cu", "line": 45, "last": 45, "source": "if (M == 1500)", "branch": True}
+    made["environment"]["kernel"]["coverage"] = {"lines": 9, "lines_run": 9, "n_never": 3, "never": [place]}
+    write(made)
 elif word == "report-exit":
     write(made | {"exit_code": 5})
 elif word in ("budget", "hides-a-budget"):

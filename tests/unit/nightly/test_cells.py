@@ -52,6 +52,7 @@ OUTCOMES = {
     ),
     "another-rung": (Outcome.UNVERIFIED, "exit code 0, but its report has an unknown rung nonsense"),
     "not-a-number": (Outcome.VERIFIED, ""),
+    "never-ran": (Outcome.VERIFIED, "k.cu:45 went one way only: if (M == 1500) (and 2 more)"),
     "nothing-checked": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "waived": (Outcome.WAIVED, "tensor blk.0: 4 failures, until 2999-01-31: issue 42"),
     "waived-lies": (Outcome.UNVERIFIED, "its report says waived and contradicts itself"),
@@ -115,7 +116,7 @@ def test_every_outcome(tmp_path: Path) -> None:
     assert {cell.failed for cell in (held["pass"], held["contradicts"], held["segv"])} == {None}
     assert held["fault"].failed == Failed("layers", place="SIGSEGV", kind="broken off, environment")
     lines = text_of(NightKind.NIGHT, NightReport((night,)))
-    assert f"{len(OUTCOMES)} cells, 3 verified, 1 waived, 4 mismatch" in lines
+    assert f"{len(OUTCOMES)} cells, 4 verified, 1 waived, 4 mismatch" in lines
     assert "Traceback" not in lines
     assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell
     assert any(line.endswith(" left") for line in said)
