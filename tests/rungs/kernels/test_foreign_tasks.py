@@ -253,6 +253,36 @@ def test_what_a_matrix_before_was_packed_into_is_not_its_own(model: Model) -> No
     assert "IndexError" in result.failures[0].what
 
 
+#: Its lines are executed in one process each.
+SWAPS = """
+from gguf_verify import kernel
+
+def unpack(packed, shape):
+    other = packed[::-1]
+    return other.copy()
+
+@kernel(computes="repack", formats=["Q4_0"], unpack=unpack)
+def pack(weights, shape):
+    rows = weights[::-1]
+    return rows.copy()
+"""
+
+
+def test_the_code_of_both_processes_is_observed(tmp_path: Path) -> None:
+    """Each tells what it executed before it ends."""
+    (tmp_path / "swaps.py").write_text(SWAPS)
+    rows = np.random.default_rng(5).integers(0, 256, (9, 36), np.uint8)
+    with open_kernel(f"{tmp_path}/swaps.py:pack", CpuHost(1)) as task:
+        assert isinstance(task, Repacker)
+        assert np.array_equal(task.unpack(FORMATS["Q4_0"], task.pack(FORMATS["Q4_0"], rows), 9, 64), rows)
+        task.forget()
+        found = task.executed()
+    assert found is not None
+    lines = found.files["swaps.py"].lines
+    inside = [n for n, line in enumerate(SWAPS.splitlines(), 1) if line.startswith("    ")]
+    assert {n: lines.get(n) for n in inside} == dict.fromkeys(inside, True)
+
+
 @pytest.mark.parametrize("code", ["python", "cuda"])
 def test_pack_and_unpack_never_run_at_once(tmp_path: Path, code: str) -> None:
     """Whatever a process could hold for the other one: each starts when the other has ended, under schedules too."""
