@@ -56,6 +56,19 @@ def test_a_mark_holds_for_its_line_and_what_is_indented_further() -> None:
     assert (found.n_never, found.complete, found.lines_run, found.branches_run) == (1, False, 2, 0)
 
 
+def test_what_is_impossible_is_listed_and_does_not_count() -> None:
+    lines, why = {1: True, 2: True, 3: False, 4: False}, {2: "no", 3: "no"}
+    execution = Execution({"k.cu": Executed(lines, {(1, 0): (False, True), (2, 0): (False, True)})})
+    found = coverage_of(execution, {"k.cu": "a\nif (K % 32)\nb\nc"}, {"k.cu": why})
+    assert found is not None
+    assert [(p.line, p.impossible, p.open) for p in found.never] == [
+        (1, "", True), (2, "no", False), (3, "no", False), (4, "", True),
+    ]  # fmt: skip
+    assert found.n_never == len(found.open) == 2
+    assert found.never[1].words == "k.cu:2 went one way only: if (K % 32) (impossible: no)"
+    assert found.words == "2 of 4 lines, 0 of 2 branches both ways, 2 places impossible in its domain"
+
+
 def test_the_list_is_limited_and_the_number_is_not() -> None:
     lines = {n: n % 2 == 0 for n in range(1, 4 * MOST_LISTED)}
     found = coverage_of(Execution({"k.cu": Executed(lines)}), {})

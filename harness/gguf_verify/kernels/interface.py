@@ -108,6 +108,11 @@ class Candidate(ABC):
         return {}
 
     @property
+    def impossible(self) -> Mapping[str, Mapping[int, str]]:
+        """Places of these sources that no product in its domain reaches: file → line → what shows it."""
+        return {}
+
+    @property
     def domain(self) -> Domain:
         """The products that it promises to compute."""
         return EVERYTHING

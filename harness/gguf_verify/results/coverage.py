@@ -9,7 +9,7 @@ from itertools import groupby, zip_longest
 
 import msgspec
 
-from ..support.text import printable
+from ..support.text import counted, printable
 
 #: Line → whether it was executed; only lines with code.
 Lines = Mapping[int, bool]
@@ -67,6 +67,7 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
         source: the text of the first line, shortened.
         branch: whether it is a branch.
         unreachable: the author's reason why no input reaches it; "" without one.
+        impossible: what shows that no product in the kernel's domain reaches it; "" without.
     """
 
     file: str
@@ -75,12 +76,19 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     branch: bool
     unreachable: str = ""
+    impossible: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether an input may reach it."""
+        return not self.unreachable and not self.impossible
 
     @property
     def words(self) -> str:
         """The place and the text in one line."""
         place = f"{self.file}:{self.line}" + (f"–{self.last}" if self.last > self.line else "")
         why = f" (unreachable, says its author: {self.unreachable})" if self.unreachable else ""
+        why = f" (impossible: {self.impossible})" if self.impossible else why
         return f"{place} {'went one way only' if self.branch else 'never ran'}: {self.source}{why}"
 
 
@@ -91,7 +99,8 @@ class CodeCoverage(msgspec.Struct, frozen=True, kw_only=True):
         missing: why nothing, or not everything, is known.
         lines, lines_run: number of lines with code, and of those that were executed.
         branches, branches_run: number of branches, and of those that were taken each way.
-        n_never: number of places that were not executed and that the author does not call unreachable.
+        n_never: number of places that were not executed and may be reached: no author calls them unreachable, and
+            nothing shows that they are impossible.
         never: the first MOST_LISTED places that were not executed, in the order of the files.
     """
 
@@ -105,8 +114,8 @@ class CodeCoverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> tuple[NeverRan, ...]:
-        """The listed places that the author does not call unreachable."""
-        return tuple(place for place in self.never if not place.unreachable)
+        """The listed places that an input may reach."""
+        return tuple(place for place in self.never if place.open)
 
     @property
     def complete(self) -> bool:
@@ -121,8 +130,10 @@ class CodeCoverage(msgspec.Struct, frozen=True, kw_only=True):
             said.insert(0, f"{self.lines_run:,} of {self.lines:,} lines")
         if self.branches:
             said.insert(1, f"{self.branches_run:,} of {self.branches:,} branches both ways")
-        marked = sum(bool(place.unreachable) for place in self.never)
-        return ", ".join([*said, f"{marked:,} places unreachable, says the author"] if marked else said)
+        shown = sum(bool(place.impossible) for place in self.never)
+        marked = sum(not place.open for place in self.never) - shown
+        said += [counted(shown, "places impossible in its domain")] if shown else []
+        return ", ".join([*said, counted(marked, "places unreachable, says the author")] if marked else said)
 
 
 #: Most places that a `CodeCoverage` lists.
@@ -132,11 +143,14 @@ _MOST_SOURCE = 100
 _MARK = re.compile(r"(?://|#)\s*gguf-verify:\s*unreachable\s+because\s+(.+)")
 
 
-def coverage_of(execution: Execution | None, texts: Mapping[str, str]) -> CodeCoverage | None:
+def coverage_of(
+    execution: Execution | None, texts: Mapping[str, str], impossible: Mapping[str, Mapping[int, str]] | None = None
+) -> CodeCoverage | None:
     """The coverage of a kernel at the end of a run; None for a kernel of this project.
 
     Args:
         texts: the author's files that are observed: file → text.
+        impossible: file → line → what shows that no product reaches it, or one way of its branch.
     """
     if execution is None:
         return None
@@ -144,18 +158,19 @@ def coverage_of(execution: Execution | None, texts: Mapping[str, str]) -> CodeCo
     for file, executed in sorted(execution.files.items()):
         lines += executed.lines.values()
         branches += [all(ways) for ways in executed.branches.values()]
-        found += _never(file, texts.get(file, "").splitlines(), executed)
+        found += _never(file, texts.get(file, "").splitlines(), executed, (impossible or {}).get(file, {}))
     missing = execution.missing or (() if execution.files else ("it was not called",))
     return CodeCoverage(
         missing=missing, lines=len(lines), lines_run=sum(lines), branches=len(branches), branches_run=sum(branches),
-        n_never=sum(not place.unreachable for place in found), never=tuple(found[:MOST_LISTED]),
+        n_never=sum(place.open for place in found), never=tuple(found[:MOST_LISTED]),
     )  # fmt: skip
 
 
-def _never(file: str, text: Sequence[str], executed: Executed) -> Iterator[NeverRan]:
+def _never(file: str, text: Sequence[str], executed: Executed, impossible: Mapping[int, str]) -> Iterator[NeverRan]:
     """What was not executed of a file, in the order of its lines."""
     marked, places = _marks(text), dict[int, int]()
-    for (ran, _), group in groupby(sorted(executed.lines.items()), lambda item: (item[1], marked.get(item[0]))):
+    said = {line: (marked.get(line, ""), impossible.get(line, "")) for line in executed.lines}
+    for (ran, _), group in groupby(sorted(executed.lines.items()), lambda item: (item[1], said[item[0]])):
         run = [line for line, _ in group]
         places |= {} if ran else {run[0]: run[-1]}
     branches = {line for (line, _), ways in executed.branches.items() if executed.lines.get(line) and not all(ways)}
@@ -167,6 +182,7 @@ def _never(file: str, text: Sequence[str], executed: Executed) -> Iterator[Never
             source=printable(text[line - 1].strip(), _MOST_SOURCE) if line <= len(text) else "",
             branch=line in branches,
             unreachable=marked.get(line, ""),
+            impossible=printable(impossible.get(line, ""), _MOST_SOURCE),
         )
 
 

@@ -200,8 +200,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def not_run(self) -> tuple[NeverRan, ...]:
-        """The first places of the kernel's code that no call executed, without those that its author calls
-        unreachable; () if no output of the kernel was judged."""
+        """The first places of the kernel's code that no call executed and that an input may reach; () if no output of
+        the kernel was judged."""
         coverage = self.environment.kernel.coverage
         return () if coverage is None or not self.kernel_ran else coverage.open
 

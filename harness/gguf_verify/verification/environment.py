@@ -95,7 +95,7 @@ def completed(environment: Environment, run: Run, wait: bool = True) -> Environm
     """The environment of a run with what is known at its end alone: its file's digests, and the files that its kernel
     has opened. With `wait`, digests that are not there yet are waited for; else they are omitted."""
     observed = run.judges.observed.with_(run.observed_here)
-    covered = coverage_of(observed.execution, run.kernel.texts)
+    covered = coverage_of(observed.execution, run.kernel.texts, run.kernel.impossible)
     kernel = replace(environment.kernel, opened=observed.opened, coverage=covered)
     file = environment.file if environment.file.sha256 else run.file_info(wait)
     return replace(environment, kernel=kernel, file=file)

@@ -39,11 +39,12 @@ STATEMENTS = """
     __shared__ int counter;
     if (threadIdx.x == 5) counter = 1;
     if (threadIdx.x == 5000) acc = 1.0f;
-    if (K < 0) acc = 2.0f;  // gguf-verify: unreachable because K is a number of columns
+    if (m < 0) acc = 2.0f;  // gguf-verify: unreachable because m is a token
     if (K > 1 << 30) {      // gguf-verify: unreachable because no row is so long
         acc = acc * 2.0f;
         acc = acc * 3.0f;
     }
+    if (K % 32 != 0) acc = 2.0f;
     if (++calls > 1000000) acc = 3.0f;
     if (n == 3 && m == 1) acc *= 1.0f;
     if (m >= 4 || n >= 7777) {
@@ -98,7 +99,7 @@ def covered(source: Path) -> CodeCoverage:
     rows, x = operands()
     try:
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
-        found = coverage_of(kernel.executed(), kernel.texts)
+        found = coverage_of(kernel.executed(), kernel.texts, kernel.impossible)
         assert found is not None
         return found
     finally:
@@ -118,10 +119,15 @@ def test_lines_in_a_row_are_one_place(covered: CodeCoverage) -> None:
     assert place.words.endswith("never ran: acc = acc * 5.0f;")
 
 
+def test_what_no_product_reaches(covered: CodeCoverage) -> None:
+    shown = [place.impossible for place in covered.never if place.impossible]
+    assert shown == ["K % 32 != 0 is false for every product in its domain"]
+
+
 def test_its_author_says_what_is_unreachable(covered: CodeCoverage) -> None:
-    marked = {place.unreachable for place in covered.never if place not in covered.open}
-    assert marked == {"K is a number of columns", "no row is so long"}
-    assert covered.words.endswith("3 places unreachable, says the author")
+    marked = {place.unreachable for place in covered.never if place.unreachable}
+    assert marked == {"m is a token", "no row is so long"}
+    assert covered.words.endswith("1 place impossible in its domain, 3 places unreachable, says the author")
 
 
 def test_instances_of_a_template_are_one_code(covered: CodeCoverage) -> None:

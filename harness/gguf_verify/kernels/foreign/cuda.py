@@ -35,6 +35,7 @@ from ...support.numbers import number_type
 from ...support.sources import file_digest
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
+from .impossible import impossible
 from .signature import kernels_in, misfit, proposed, there_is, unlike
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
@@ -235,6 +236,11 @@ class CudaSource:
     def texts(self) -> dict[str, str]:
         """Return the author's files: the author's name → text."""
         return {self.shown(name): text for name, text in self.files.items()}
+
+    @property
+    def impossible(self) -> dict[str, dict[int, str]]:
+        """Return the author's name of a file → line → why no product in the domain reaches it."""
+        return impossible(self.declaration, self.symbol, self.texts)
 
     @property
     def adds_floats(self) -> bool:

@@ -206,6 +206,10 @@ class ForeignKernel(Kernel):
         return self._executions.texts()
 
     @property
+    def impossible(self) -> Mapping[str, Mapping[int, str]]:
+        return {} if self._compiled is None else self._compiled.source.impossible
+
+    @property
     def opened(self) -> OpenedFiles:
         opened = self._source.opened
         self._conversation.look()

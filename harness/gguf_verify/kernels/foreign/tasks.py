@@ -82,6 +82,10 @@ class ForeignTask(Task):
         return self.kernel.texts
 
     @property
+    def impossible(self) -> Mapping[str, Mapping[int, str]]:
+        return self.kernel.impossible
+
+    @property
     def sandbox(self) -> Sandbox:
         return self.kernel.sandbox
 
