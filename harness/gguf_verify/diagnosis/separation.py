@@ -13,7 +13,7 @@ samples are often neighbours, so labels of r runs count as at most 1 + log2 C(n 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, log2
@@ -263,7 +263,9 @@ def _figures(value: float) -> str:
 # ---- features of places ----------------------------------------------------------------------------------------------
 
 
-def of_places(at: npt.NDArray[np.intp], sizes: npt.ArrayLike, what: str, size: str) -> dict[str, Feature]:
+def of_places(
+    at: npt.NDArray[np.intp], sizes: npt.ArrayLike, what: str, size: str, only: Collection[str] | None = None
+) -> dict[str, Feature]:
     """Return the features of indices in dimensions of some sizes.
 
     They are the index, its remainders, its distance from the end, and for each size of a tile whether it lies past the
@@ -273,6 +275,7 @@ def of_places(at: npt.NDArray[np.intp], sizes: npt.ArrayLike, what: str, size: s
         at: the indices.
         sizes: of the dimension, one or one for each index.
         what, size: the names: "row" and "N", "token" and "M".
+        only: the features; None: all.
     """
     ends = np.broadcast_to(np.asarray(sizes), at.shape)
     behind = (ends - 1 - at).astype(np.float64)
@@ -282,7 +285,7 @@ def of_places(at: npt.NDArray[np.intp], sizes: npt.ArrayLike, what: str, size: s
             behind, f"{what} < {size} - {{}}", f"{what} ≥ {size} - {{}}", f"{{}} {what}s are behind the {what}"
         ),
     }
-    for tile in DIVISORS:
+    for tile in DIVISORS if only is None else (tile for tile in DIVISORS if f"tile {tile}" in only):
         yes, no = f"the {what} is past the last whole tile of {tile}", f"the {what} is in a whole tile of {tile}"
         found[f"tile {tile}"] = flag(yes, no, at >= ends // tile * tile)
     return found

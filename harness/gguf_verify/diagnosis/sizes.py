@@ -7,7 +7,7 @@ no rule of about its length predicts anything else, and if it predicted further 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from ..kernels.domain import Extent
 from ..results.diagnoses import FaultMatch
 from .observed import observed
 from .pattern import ranges
-from .separation import DIVISORS, Rule, Table, number, of_places, rules
+from .separation import DIVISORS, Question, Rule, Table, number, of_places, rules
 
 Bools = npt.NDArray[np.bool_]
 
@@ -28,9 +28,14 @@ _TILES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _ENOUGH = 3
 #: The most calls to learn a rule; the bits by which rivals of the shortest rule may be longer; the calls in a row that
 #: a rule must predict before it is reported.
-_MOST_CALLS, _RIVAL, _CONFIRMED = 24, 8.0, 4
-#: Items of a call, from each end, to which rules are fitted; all are compared with a prediction.
+_MOST_CALLS, _RIVAL, _CONFIRMED = 48, 8.0, 4
+#: Items of a call, from each end, to which rules are fitted and where they are compared; all items of a further call
+#: are compared with its prediction.
 _ITEMS = 512
+#: How far from a limit the next size is looked for that meets the other questions of a rule.
+_FURTHEST = 4096
+#: Items from each end of a call at which a rule is evaluated for many sizes.
+_FEW = 8
 
 
 class Calls(Protocol):
@@ -94,11 +99,11 @@ class Axis:
     size: str
     unit: int = 1
 
-    def features(self, at: npt.NDArray[np.intp], sizes: npt.ArrayLike) -> Table:
-        """Return the features of items `at` of calls of some sizes: see `separation`."""
+    def features(self, at: npt.NDArray[np.intp], sizes: npt.ArrayLike, only: Collection[str] | None = None) -> Table:
+        """Return the features of items `at` of calls of some sizes: see `separation`; `only` these, or all."""
         whole = np.broadcast_to(np.asarray(sizes), at.shape)
         found = {self.size: number(self.size, whole * self.unit, remainders=True)}
-        return found | of_places(at, whole, self.what, self.size) if self.what else found
+        return found | of_places(at, whole, self.what, self.size, only) if self.what else found
 
 
 TOKENS, ROWS = Axis("token", "M"), Axis("row", "N")
@@ -132,9 +137,9 @@ class Learnt:
     rule: Rule
     axis: Axis
 
-    def wrong(self, n: int, items: int) -> Bools:
-        """Return which items of a call of size n are predicted to be wrong, bool[items]."""
-        return self.rule.holds(self.axis.features(np.arange(items), n))
+    def wrong(self, n: int, at: npt.NDArray[np.intp]) -> Bools:
+        """Return which of the items `at` of a call of size n are predicted to be wrong, bool[len(at)]."""
+        return self.rule.holds(self.axis.features(at, n, self.of_features))
 
     @property
     def condition(self) -> str:
@@ -163,11 +168,11 @@ def learn(wrong: Mapping[int, Bools], of: Calls, most: int, domain: Extent, axis
             return None
         near = [rule for rule in found if rule.bits <= found[0].bits + _RIVAL]
         first, *rivals = (Learnt(rule, axis) for rule in (*near, *_with_other_limits(near[0], known, axis)))
-        between = {int(limit) // axis.unit for rival in rivals for limit in _limits(rival.rule, axis)}
+        between = {n for rival in rivals for n in _limits(rival.rule, axis)}
         fresh = sorted(n for n in pool | between if n not in known and 0 < n <= most and n * axis.unit in domain)
-        predicted = {n: first.wrong(n, _items(n, axis)) for n in fresh}
+        predicted = {n: first.wrong(n, _ends(n, axis)) for n in fresh}
         doubts = {
-            n: sum(bool((rival.wrong(n, len(expected)) != expected).any()) for rival in rivals)
+            n: sum(bool((rival.wrong(n, _ends(n, axis)) != expected).any()) for rival in rivals)
             for n, expected in predicted.items()
         }
         n = max(fresh, key=lambda n: doubts[n], default=None)
@@ -180,38 +185,63 @@ def learn(wrong: Mapping[int, Bools], of: Calls, most: int, domain: Extent, axis
         if n is None:
             return None
         known[n] = of(n, n)
-        confirmed = confirmed + 1 if (known[n] == predicted[n]).all() else 0
+        confirmed = confirmed + 1 if (known[n] == first.wrong(n, np.arange(len(known[n])))).all() else 0
     return None
 
 
-def _limits(rule: Rule, axis: Axis) -> list[float]:
-    """Return the sizes that a rule compares with."""
-    return [q.value for q in rule.questions if q.feature == axis.size and not q.divisor]
+def _limits(rule: Rule, axis: Axis) -> Iterator[int]:
+    """Yield the sizes that a rule compares with, and the next ones from there for which its other questions hold."""
+    for i, question in enumerate(rule.questions):
+        if question.feature == axis.size and not question.divisor:
+            limit = int(question.value) // axis.unit
+            yield limit
+            yield from _meeting(_without(rule, i), axis, limit + np.arange(_FURTHEST))[:1].tolist()
+
+
+def _without(rule: Rule, i: int) -> tuple[Question, ...]:
+    return (*rule.questions[:i], *rule.questions[i + 1 :])
+
+
+def _meeting(questions: Sequence[Question], axis: Axis, sizes: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Return the sizes whose calls have an item, among the first and the last, for which all questions hold."""
+    sizes = sizes[sizes > 0]
+    if not questions or not len(sizes):
+        return sizes
+    near = np.arange(_FEW)[:, None] + 0 * sizes
+    at = np.clip(np.concatenate([near, sizes - 1 - near]), 0, sizes - 1) if axis.what else near[:1]
+    table = axis.features(at, sizes, {question.feature for question in questions})
+    return sizes[np.logical_and.reduce([question.holds(table) for question in questions]).any(axis=0)]
 
 
 def _with_other_limits(rule: Rule, known: Mapping[int, Bools], axis: Axis) -> Iterator[Rule]:
-    """Yield the rule with limits of sizes in the middle of the sizes that were not tried around each."""
-    sizes = [0, *sorted(known)]
+    """Yield the rule with other limits of sizes: in the middle of the sizes around each that were tried and for which
+    its other questions hold. A single size becomes the multiples of its divisors from such a limit on."""
+    tried = np.array(sorted(known))
     for i, question in enumerate(rule.questions):
-        at = int(question.value) // axis.unit
-        below, above = (max((n for n in sizes if n < at), default=0), min((n for n in sizes if n >= at), default=at))
-        if question.feature != axis.size or question.divisor or question.relation == "=":
+        if question.feature != axis.size or question.divisor:
             continue
-        for limit in {below + 1, (below + above + 1) // 2, above} - {at}:
-            other = replace(question, value=float(limit * axis.unit))
-            yield replace(rule, questions=(*rule.questions[:i], other, *rule.questions[i + 1 :]))
+        at, others = int(question.value) // axis.unit, _without(rule, i)
+        round_ = [(*others, Question(axis.size, "=", 0.0, d)) for d in DIVISORS if question.value % d == 0]
+        for kept in round_ if question.relation == "=" else [others]:
+            sizes = _meeting(kept, axis, tried).tolist()
+            below, above = max((n for n in sizes if n < at), default=0), min((n for n in sizes if n >= at), default=at)
+            relation = "≥" if question.relation == "=" else question.relation
+            for limit in {below + 1, (below + above + 1) // 2, above} - {at}:
+                other = replace(question, relation=relation, value=float(limit * axis.unit))
+                yield replace(rule, questions=(*kept, other))
 
 
-def _items(n: int, axis: Axis) -> int:
-    return n if axis.what else 1
+def _ends(n: int, axis: Axis) -> npt.NDArray[np.intp]:
+    """Return the first and the last items of a call of size n."""
+    items = n if axis.what else 1
+    return np.array([*range(min(items, _ITEMS)), *range(max(_ITEMS, items - _ITEMS), items)])
 
 
 def _samples(known: Mapping[int, Bools], axis: Axis) -> tuple[Table, Bools]:
     """Return the features of items of all calls, and which are wrong; of large calls, the first and the last items."""
     at, sizes, wrong = [], [], []
     for n, of in known.items():
-        items = np.arange(len(of))
-        kept = items[(items < _ITEMS) | (items >= len(of) - _ITEMS)]
+        kept = _ends(n, axis)
         at.append(kept)
         sizes.append(np.full(len(kept), n))
         wrong.append(of[kept])

@@ -10,7 +10,7 @@ import pytest
 from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.separation import approximate, evidence, flag, number, rules
 from gguf_verify.diagnosis.shared_data import shared_data
-from gguf_verify.diagnosis.sizes import ROWS, Learnt, learn
+from gguf_verify.diagnosis.sizes import ROWS, Learnt, around, learn
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.domain import Extent
 from gguf_verify.semantics.definitions import SEMANTICS
@@ -43,7 +43,25 @@ def test_rules_hold_for_sizes_that_were_not_tried(of: Callable[[int], np.ndarray
     assert found is not None
     assert words in found.condition
     for n in range(1, 700):
-        assert (found.wrong(n, n) == of(n)).all(), (n, found.condition)
+        assert (found.wrong(n, at(n)) == of(n)).all(), (n, found.condition)
+
+
+@pytest.mark.parametrize(
+    ("of", "own", "words"),
+    [
+        (lambda n: (n >= 1024) & (n % 64 == 0) & (at(n) == n - 1), 32_064, "N ≥ 1,024"),
+        (lambda n: np.full(n, (n >= 3000) & (n % 256 == 0)), 8_192, "N ≥ 3,0"),
+    ],
+)
+def test_round_sizes_from_some_size_on(of: Callable[[int], np.ndarray], own: int, words: str) -> None:
+    """The limit is looked for at round sizes, also in a call of many rows."""
+    sizes = sorted({*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, own})
+    calls = around({n: of(n) for n in sizes}, of, own, 2 * own, Extent())
+    found = learn(calls, lambda n, _=0: of(n), 2 * own, Extent(), ROWS)
+    assert found is not None
+    assert words in found.condition
+    for n in (64, 960, 1000, 1024, 1025, 2816, 3000, 3072, 3073, 4096, own):
+        assert (found.wrong(n, at(n)) == of(n)).all(), (n, found.condition)
 
 
 @pytest.mark.parametrize(
