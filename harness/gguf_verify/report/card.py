@@ -130,7 +130,7 @@ def _holds(report: Report) -> str:
     if not found:
         return "these products only"
     of = [_span([getattr(e, field) for e in found]) for field in ("tokens", "rows", "columns")]
-    brief = ", few probes" if any(e.probes != "full" for e in found) else ""
+    brief = ", few probes" if any(e.probes == "brief" for e in found) else ""
     domain = ", declared domain" if any(e.domain for e in found) else ""
     return f"M {of[0]}, N {of[1]}, K {of[2]}{brief}{domain}"
 

@@ -41,6 +41,8 @@ class Options:
         thorough: judge every element of large matrices, too; else some rows, and all outputs by random combinations.
         order: "find": find the order of summation of a kernel that declares none, and compare the bits of its outputs.
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
+            "planned": as "full", without the shapes and values that the kernel's own code suggests. No command offers
+            it; measures compare it with "full".
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars on standard error; where that is no terminal, a line now and then.
@@ -69,7 +71,7 @@ class Options:
     thorough: bool = False
     require_coverage: bool = False
     order: Literal["declared", "find"] = "declared"
-    probes: Literal["full", "brief"] = "full"
+    probes: Literal["full", "brief", "planned"] = "full"
     sanitize: bool = False
     verbose: bool = False
     progress: bool = True
@@ -81,6 +83,11 @@ class Options:
     declare: str = ""
     imports: tuple[str, ...] = ()
     loads: tuple[str, ...] = ()
+
+    @property
+    def guided(self) -> bool:
+        """Whether the kernel's own code suggests further shapes and values."""
+        return self.probes == "full"
 
     @property
     def skips(self) -> Iterator[Skipped]:

@@ -113,7 +113,7 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         type: of the weights.
         plan: the version of the probe plan.
-        probes: "full" or "brief", as in `Options`.
+        probes: "full", "brief" or "planned", as in `Options`.
         domain: what the kernel declares, in words; empty for everything.
         calls: number of calls that were made and judged.
         tokens, rows, columns: the numbers at which all outputs were correct, as ranges.

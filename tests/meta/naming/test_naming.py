@@ -24,7 +24,7 @@ from gguf_verify.results.rungs import RungResult
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import FIXTURES
 from tools.measure.__main__ import main
-from tools.measure.naming import edits, guards, naming, places
+from tools.measure.naming import edits, guarded_faults, naming, places
 from tools.measure.one_block import Plan
 
 
@@ -120,29 +120,30 @@ def test_every_edit_is_one_of_these_sources(tmp_path: Path) -> None:
 
 def test_faults_under_a_condition() -> None:
     (_, matrix), *_ = naming.real("Q4_0", (0,))
-    outcomes = [of for number in range(4) if (of := guards.tried(matrix, number, 3)) is not None]
-    figures = guards.tallied(outcomes)
+    outcomes = [of for number in range(4) if (of := guarded_faults.tried(matrix, number, 3)) is not None]
+    figures = guarded_faults.tallied(outcomes)
     assert figures["mutants"] == len(outcomes) >= 3
-    assert guards.WRONG not in figures["answers"]
-    assert guards.WRONG not in figures["rules"]
+    assert guarded_faults.WRONG not in figures["answers"]
+    assert guarded_faults.WRONG not in figures["rules"]
     assert len({o.where for o in outcomes}) > 1
-    wrong = [dataclasses.replace(o, answer=guards.WRONG, rule=guards.WRONG) for o in outcomes]
-    assert guards.rows(guards.tallied(wrong))[1][1].startswith("100 %")
-    assert guards.rows(guards.tallied(wrong))[2][1].startswith("100 %")
+    wrong = [dataclasses.replace(o, answer=guarded_faults.WRONG, rule=guarded_faults.WRONG) for o in outcomes]
+    assert guarded_faults.rows(guarded_faults.tallied(wrong))[1][1].startswith("100 %")
+    assert guarded_faults.rows(guarded_faults.tallied(wrong))[2][1].startswith("100 %")
 
 
 def test_a_rule_of_the_wrong_axis_or_place_is_wrong() -> None:
-    of = guards.Condition("N", "i >= N - 4", lambda at, size: at >= size - 4, False)
+    of = guarded_faults.Condition("N", "i >= N - 4", lambda at, size: at >= size - 4, False)
     calls = {n: of.holds(np.arange(n), n) for n in range(1, 40)}
-    mutant = guards.Mutant("", "", of.words, lambda case: case.right.exact, of)
-    for axis, said in ((ROWS, guards.RIGHT), (TOKENS, guards.WRONG)):
+    mutant = guarded_faults.Mutant("", "", of.words, lambda case: case.right.exact, of)
+    for axis, said in ((ROWS, guarded_faults.RIGHT), (TOKENS, guarded_faults.WRONG)):
         found = learn(calls, lambda n, _=0: of.holds(np.arange(n), n), 80, Extent(), axis)
         assert found is not None
-        assert guards.rated(mutant, [found]) == said
-    other = dataclasses.replace(mutant, condition=guards.Condition("N", "", lambda at, size: at >= size - 5, False))
+        assert guarded_faults.rated(mutant, [found]) == said
+    place = guarded_faults.Condition("N", "", lambda at, size: at >= size - 5, False)
+    other = dataclasses.replace(mutant, condition=place)
     found = learn(calls, lambda n, _=0: of.holds(np.arange(n), n), 80, Extent(), ROWS)
     assert found is not None
-    assert guards.rated(other, [found]) == guards.WRONG
+    assert guarded_faults.rated(other, [found]) == guarded_faults.WRONG
 
 
 # -- places ------------------------------------------------------------------------------------------------------------

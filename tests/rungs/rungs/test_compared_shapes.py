@@ -169,3 +169,13 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     (rung,) = right.rungs
     assert rung.verdict == "passed"
     assert any("the kernel's code compares with them" in note for note in rung.notes)
+
+
+@traced
+def test_the_plan_alone_looks_at_no_comparisons_and_says_so(tmp_path: Path) -> None:
+    source = kernel_with(tmp_path, "    if (M >= 1500 && M < 1600) acc += 1.0f;")
+    report = verified(f"{source}:gemm", "layers", probes="planned", seed=3)
+    (rung,) = report.rungs
+    assert rung.verdict == "passed"
+    assert any(skipped.scope == "the plan alone" for skipped in rung.skipped)
+    assert not any("the kernel's code compares with them" in note for note in rung.notes)

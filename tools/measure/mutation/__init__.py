@@ -16,7 +16,7 @@ from gguf_verify.support.paths import kernel_root
 
 from .. import markdown, results
 from ..measure import Measure
-from . import catalogue, check, kill, population, report
+from . import catalogue, check, guided, kill, population, report
 
 _HELP = """\
 The number of incorrect kernels that gguf-verify detects, compared with other checks.
@@ -26,6 +26,7 @@ The number of incorrect kernels that gguf-verify detects, compared with other ch
     python -m tools.measure mutation kill --again        # survivors once more, after a rung was improved
     python -m tools.measure mutation kill --equivalence  # compare the object code of survivors with the original's
     python -m tools.measure mutation kill --mutant ID    # one mutant
+    python -m tools.measure mutation kill --guarded --sample 500   # faults under random conditions
     python -m tools.measure mutation check               # compare some verdicts with those of gguf-verify itself
     python -m tools.measure mutation catalogue           # the faults known to the diagnosis
     python -m tools.measure mutation report              # write the pages from docs/mutation.json
@@ -33,6 +34,9 @@ The number of incorrect kernels that gguf-verify detects, compared with other ch
 
 
 def _kill(options: argparse.Namespace) -> int:
+    if options.guarded:
+        results.load(options.results)
+        return guided.measure(options)
     data = results.load(options.results)  # fail now rather than after hours of work if the file is damaged
     sources = population.hashes(kernel_root())
     before = report.records(data, sources)

@@ -368,6 +368,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=today,
         help="seed of the sample (default: the date, so that nights differ)",
     )
+    add(
+        "--guarded",
+        action="store_true",
+        help="mutants of foreign kernels that run under random conditions, verified with and without guidance; "
+        "--sample counts the wrong kernels among them",
+    )
     add("--only", action="append", metavar="PART", help="only judge files whose path contains this; may be repeated")
     add("--again", action="store_true", help="judge survivors again unless a compiler proves them equivalent")
     add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")

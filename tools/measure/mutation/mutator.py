@@ -148,7 +148,7 @@ def _host_regions(all_tokens: list[Token]) -> list[tuple[int, int]]:
     return regions
 
 
-def _matching(code: list[Token], at: int) -> int:
+def matching(code: list[Token], at: int) -> int:
     """The index of the bracket that closes the one at `at`."""
     pairs = {"(": ")", "[": "]", "{": "}"}
     opening, closing, depth = code[at].text, pairs[code[at].text], 0
@@ -255,7 +255,7 @@ class _Edits:
                     end += 1
                 self.skipped.update(range(i, end + 1))
             elif token.text in _ALIGNMENT and i + 1 < len(code) and code[i + 1].text == "(":
-                for k in range(i + 1, _matching(code, i + 1) + 1):
+                for k in range(i + 1, matching(code, i + 1) + 1):
                     self.unobservable[k] = f"{token.text} makes no difference on a CPU"
             elif token.text in ("fewer_registers", "more_registers"):
                 for k in range(i, i + 4):
@@ -380,16 +380,16 @@ class _Edits:
         if at >= len(code) or code[at].text in ("}", "return", "break", "continue", "case", "default", "static_assert"):
             return None
         if code[at].text == "{":
-            return _matching(code, at)
+            return matching(code, at)
         if code[at].text in ("for", "while", "if"):
             opening = at + 1 + (code[at + 1].text == "constexpr")
-            end = self._end(_matching(code, opening) + 1)
+            end = self._end(matching(code, opening) + 1)
             if end is not None and code[at].text == "if" and code[end + 1].text == "else":
                 return self._end(end + 2)
             return end
         while code[at].text != ";":
             if code[at].text in ("(", "[", "{"):
-                at = _matching(code, at)
+                at = matching(code, at)
             elif code[at].text == "}":
                 return None
             at += 1

@@ -15,6 +15,7 @@ from gguf_verify.support.paths import CHECKOUT
 from .. import alarms, markdown
 from ..naming import naming
 from ..results import OTHER_CHECKS, Data, decoded, encoded
+from . import guided
 from .population import SAME_CODE, Record
 from .subjects import row_of
 
@@ -144,6 +145,12 @@ def tables(data: Data) -> dict[str, str]:
     made = {"kill": table(data), "run": summary(data["kill"])} if "kill" in data else {}
     if "sample" in data:
         made |= {"sample": table(data, "sample"), "sampled": summary(data["sample"])}
+    if "guarded" in data:
+        head = ["condition", "mutants", "killed without guidance", "killed", "reported as not run", "silent"]
+        made |= {
+            "guarded": guided.summary(data["guarded"]),
+            "conditions": markdown.table(head, guided.rows(data["guarded"])),
+        }
     rows = {
         "naming": naming.rows(data["naming"]) if "naming" in data else [],
         "alarms": [row for figures in data.get("alarms", {}).values() for row in alarms.rows(figures)],
@@ -253,6 +260,9 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
         listed[title].append(f"- {_line(survivor)}" + (f": {text}" if text else ""))
     for title, shown in listed.items():
         lines += ["", f"## {title}", "", _ABOUT[title], "", *(shown or ["None."])]
+    if guarded := data.get("guarded"):
+        lines += ["", "## Under random conditions", "", guided.summary(guarded), ""]
+        lines += [f"- {guided.survivor(s)}" for s in guarded["survivors"]] or ["None survives."]
     return "\n".join(lines) + "\n"
 
 

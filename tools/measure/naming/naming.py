@@ -43,7 +43,7 @@ from ..inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Floats, Matrix, captured, 
 from ..markdown import percent
 from ..measure import Measure
 from ..workers import workers
-from . import guards, places
+from . import guarded_faults, places
 from .edits import EDITS, NO_EDIT, Edit, altered, chosen
 
 #: Rows and tokens of a product that is diagnosed, and further rows that altered kernels may read.
@@ -195,10 +195,10 @@ def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = 
     return out
 
 
-def _guarded(work: tuple[int, str], seed: int) -> list[guards.Outcome]:
+def _guarded(work: tuple[int, str], seed: int) -> list[guarded_faults.Outcome]:
     """Diagnose fault number `work[0]` under a random condition, on a matrix of type `work[1]`."""
     matrices = real(work[1], (seed,))
-    found = guards.tried(matrices[work[0] % len(matrices)][1], work[0], seed)
+    found = guarded_faults.tried(matrices[work[0] % len(matrices)][1], work[0], seed)
     return [found] if found else []
 
 
@@ -332,7 +332,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
         catalogue = each("catalogue", partial(replayed, seeds=options.seeds), formats)
         others = each("outside it", partial(outside, seeds=options.seeds), formats)
-        work = [of for of in zip(range(options.guarded), cycle(guards.TYPES), strict=False) if of[1] in formats]
+        work = [of for of in zip(range(options.guarded), cycle(guarded_faults.TYPES), strict=False) if of[1] in formats]
         guarded = [of for some in over(partial(_guarded, seed=options.seeds[0]), work) for of in some]
         sources = each("altered sources", partial(_edited, seeds=options.seeds), chosen(formats))
     placed = None
@@ -345,7 +345,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "sources": tallied([o for o in sources if o.fault]),
         "sources outside": tallied([o for o in sources if not o.fault]),
         "edits": len({e.what + e.fault for e in EDITS if e.fault}), "no edit": NO_EDIT,
-        "places": placed, "guarded": guards.tallied(guarded),
+        "places": placed, "guarded": guarded_faults.tallied(guarded),
     }  # fmt: skip
 
 
@@ -377,7 +377,7 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
         "0 %",
     ])  # fmt: skip
     if figures.get("guarded"):
-        out += guards.rows(figures["guarded"])
+        out += guarded_faults.rows(figures["guarded"])
     return out + (places.rows(figures["places"]) if figures["places"] else [])
 
 

@@ -243,7 +243,7 @@ def _envelope(report: Report) -> Iterator[_Fact]:
     for i, (words, types) in enumerate(list(groups.items())[:MOST_ENVELOPES]):
         yield _Fact("" if i else "holds for", f"{', '.join(types)}: {words}", 2, spare=6 if i else 0)
     if found:
-        calls, brief = sum(e.calls for e in found), any(e.probes != "full" for e in found)
+        calls, brief = sum(e.calls for e in found), any(e.probes == "brief" for e in found)
         values = list(dict.fromkeys(value for e in found for value in e.values))
         plan = f"{counted(calls, 'calls')} of plan {found[0].plan}{', brief' if brief else ''}"
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"

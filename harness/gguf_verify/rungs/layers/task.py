@@ -200,14 +200,14 @@ class _Judging:
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
         # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
-        if run.options.probes == "full":
+        if run.options.probes != "brief":
             self._check_schedules(judged)
         else:
             self._leave_schedules()
         judged.judge(made, self._exact)
         if run.options.order == "find":
             check_order(judged, made)
-        if new_shape and run.options.probes == "full":
+        if new_shape and run.options.probes != "brief":
             check_again(judged, made, self._explanations)
         # a fault in the graph has a place there, which says more than another shape
         if self._result.n_failures > failed:

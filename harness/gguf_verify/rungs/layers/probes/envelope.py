@@ -129,7 +129,7 @@ class TypeProbes:
             in_turn = only is None or (only.kind, only.number) == ("probe", len(probes))
             if in_turn and not (run.budget.spent or found.wrong or found.faults):
                 self._in_turn(domain, len(probes))
-            of_code = self._compared(probes) if tested and not brief else HugeFound()
+            of_code = self._compared(probes) if tested and run.options.guided else HugeFound()
             if only is not None and only.kind == "probe":
                 return
             no_tokens = only is None and domain.m == Extent() and self._takes_no_tokens()
@@ -200,6 +200,8 @@ class TypeProbes:
         if self._run.options.probes == "brief":
             result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
             result.omit("indices", BRIEF, "brief")
+        elif not self._run.options.guided:
+            result.omit("shapes", "those that the kernel's own code suggests", "the plan alone")
 
     def _leave(self) -> None:
         """The budget does not suffice: correct probes so far are no envelope."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,19 +32,15 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.semantics.definitions import SEMANTICS
 
+from ..guards import TILES, Bools, Quantity, Rng, guard
 from ..inputs import Bytes, Floats, Matrix
 from ..markdown import percent
-
-Bools = npt.NDArray[np.bool_]
-Rng = np.random.Generator
 
 RIGHT, UNKNOWN, WRONG, SILENT = "right", "unknown", "wrong", "changes too little"
 #: Types of weights that are tried: with an offset, a minimum, neither, and scales of groups.
 TYPES = ("Q4_0", "Q5_1", "Q8_0", "Q4_K")
 #: The largest size of a call that fails, and how often a condition is drawn again that no such call meets.
 _LARGEST, _TRIES = 260, 200
-#: Divisors of conditions: most are sizes of tiles, and some are not, which no rule can express.
-_DIVISORS = (2, 4, 8, 16, 32, 64, 128, 24, 48, 96, 5, 7, 10)
 
 
 @dataclass(frozen=True)
@@ -64,33 +61,37 @@ class Condition:
 
 
 def condition(rng: Rng) -> Condition:
-    """Return a random condition of one or two comparisons."""
+    """Return a random condition of a size, and of the place `i` in it."""
     axis = str(rng.choice(["N", "M"]))
-    some = [_comparison(rng, axis) for _ in range(rng.integers(1, 3))]
-    words = " and ".join(one.words for one in some)
+    tile = int(rng.choice(TILES))
+
+    def values(i: Any, size: int) -> dict[str, Any]:
+        partial_tile = i - size // tile * tile
+        return {axis: size, "i": i, f"i % {tile}": i % tile, f"{axis} - i": size - i, _after(axis, tile): partial_tile}
+
+    size = int(rng.integers(2, _LARGEST))
+    witness = values(int(rng.integers(size)), size)
+    # the partial tile begins at 0
+    draws = {axis: _LARGEST // 2, "i": _LARGEST // 2, f"i % {tile}": tile, f"{axis} - i": 40, _after(axis, tile): 1}
+    quantities = [
+        Quantity(name, "size" if name == axis else "place", partial(_below, most=most)) for name, most in draws.items()
+    ]
+    made = guard(rng, quantities, witness)
+    of_size = any(one.kind == "size" for one in made.comparisons)
 
     def holds(at: npt.NDArray[np.intp], size: int) -> Bools:
-        return np.asarray(np.logical_and.reduce([one.holds(at, size) for one in some]))
+        return np.broadcast_to(np.asarray(made.holds(values(at, size))), at.shape)
 
-    return Condition(axis, words, holds, any(one.of_size for one in some))
+    return Condition(axis, made.text, holds, of_size)
 
 
-def _comparison(rng: Rng, axis: str) -> Condition:
-    d = int(rng.choice(_DIVISORS))
-    r, t = int(rng.integers(d)), int(rng.integers(1, _LARGEST // 2))
-    width = int(rng.integers(1, 40))
-    kinds: list[tuple[str, Callable[[npt.NDArray[np.intp], int], Any], bool]] = [
-        (f"{axis} % {d} == {r}", lambda i, size: size % d == r, True),
-        (f"{axis} >= {t}", lambda i, size: size >= t, True),
-        (f"{t} <= {axis} < {t + width}", lambda i, size: t <= size < t + width, True),
-        (f"i % {d} == {r}", lambda i, size: i % d == r, False),
-        (f"i % {d} >= {r}", lambda i, size: i % d >= r, False),
-        (f"i >= {t}", lambda i, size: i >= t, False),
-        (f"i >= {axis} - {width}", lambda i, size: i >= size - width, False),
-        (f"i >= {axis} / {d} * {d}", lambda i, size: i >= size // d * d, False),
-    ]  # fmt: skip
-    words, of, of_size = kinds[rng.integers(len(kinds))]
-    return Condition(axis, words, lambda i, size: np.broadcast_to(np.asarray(of(i, size)), i.shape), of_size)
+def _after(axis: str, tile: int) -> str:
+    """The place after the last whole tile."""
+    return f"i - {axis} / {tile} * {tile}"
+
+
+def _below(rng: Rng, most: int) -> float:
+    return float(rng.integers(most))
 
 
 @dataclass(frozen=True)
@@ -102,27 +103,23 @@ class DataCondition:
     holds: Callable[[Parts], Bools]
 
 
-def data_condition(rng: Rng) -> DataCondition:
-    """Return a random condition of the data of blocks of weights or of activations."""
-    value = int(rng.integers(32))
-    at = float(rng.choice([0.02, 0.1, 0.3]))
+def data_condition(rng: Rng, parts: Parts) -> DataCondition | None:
+    """Return a random condition of the data of blocks of weights (d, m, q) or of activations (e, s, a), by values that
+    they have; None if a chosen part is constant."""
+    of_weights = rng.random() < 0.5
+    names = ("d", "m", "q") if of_weights else ("e", "s", "a")
+    name = names[rng.integers(3)]
+    values = np.unique(getattr(parts, name))
+    if len(values) < 2:
+        return None
+    of = Quantity(name, "data", lambda rng: float(values[rng.integers(len(values))]), name in "qa")
+    made = guard(rng, [of], {name: of.draw(rng)})
 
-    def largest(v: npt.NDArray[np.float64]) -> Bools:
-        return np.asarray(np.abs(v) >= np.quantile(np.abs(v), 1 - at))
+    def holds(parts: Parts) -> Bools:
+        found: Bools = np.asarray(made.holds({name: getattr(parts, name)}))
+        return np.asarray(found.any(axis=-1)) if name in "qa" else found
 
-    kinds = [
-        DataCondition("d < 0", True, lambda p: p.d < 0),
-        DataCondition(f"|d| among the largest {at:g}", True, lambda p: largest(p.d)),
-        DataCondition("minimum positive", True, lambda p: p.m > 0),
-        DataCondition("a code is the largest", True, lambda p: (p.q == p.q.max()).any(axis=-1)),
-        DataCondition("a code is the least", True, lambda p: (p.q == p.q.min()).any(axis=-1)),
-        DataCondition(f"code {value} is the least", True, lambda p: p.q[..., value % p.q.shape[2]] == p.q.min()),
-        DataCondition("s < 0", False, lambda p: p.s < 0),
-        DataCondition(f"s among the largest {at:g}", False, lambda p: largest(p.s)),
-        DataCondition(f"activation scale among the largest {at:g}", False, lambda p: largest(p.e)),
-        DataCondition("an activation code is -127", False, lambda p: (p.a == -127).any(axis=-1)),
-    ]
-    return kinds[rng.integers(len(kinds))]
+    return DataCondition(made.text, of_weights, holds)
 
 
 @dataclass(frozen=True)
@@ -188,7 +185,9 @@ def mutant(rng: Rng, case: Case) -> Mutant | None:
             return np.where(mask, _values(made(case), case), case.right.exact)
 
         return Mutant(fault, which, of.words, outputs, of)
-    data = data_condition(rng)
+    data = data_condition(rng, case.parts)
+    if data is None:
+        return None
 
     def blended(case: Case) -> npt.NDArray[np.float64]:
         wrong, right = made(case), case.parts
