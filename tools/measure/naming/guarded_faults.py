@@ -328,7 +328,8 @@ def _agrees(of: Condition, learnt: Learnt) -> bool:
     if learnt.axis.size != of.axis:
         return False
     return all(
-        (learnt.wrong(size, size) == of.holds(np.arange(size), size)).all() for size in range(1, 2 * _LARGEST + 1)
+        (learnt.wrong(size, np.arange(size)) == of.holds(np.arange(size), size)).all()
+        for size in range(1, 2 * _LARGEST + 1)
     )
 
 
