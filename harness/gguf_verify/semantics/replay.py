@@ -13,8 +13,9 @@ from .definition import Semantics
 from .rounding import to_float32
 from .summation import Fused, Rule, Tree, sum_in
 from .sums import Doubles, Floats
-from .term import Blocks
+from .term import Blocks, Term
 from .terms.codes import CodeTerm
+from .terms.values import ValueTerm
 from .values import Activations, term_values
 
 Bytes = npt.NDArray[np.uint8]
@@ -50,12 +51,18 @@ class Arithmetic:
     Args:
         words: its formula.
         fused: see `sum_in`.
-        first: returns a term float64[terms, M, n] without its last rounding.
+        first: returns a term float64[terms, M, n] without its last rounding; None for the products of values.
     """
 
     words: str
     fused: Fused
-    first: Callable[[Blocks], Doubles]
+    first: Callable[[Blocks], Doubles] | None = None
+
+
+def arithmetics_of_values() -> Iterator[Arithmetic]:
+    """Yield what kernels do with a product of values."""
+    yield Arithmetic("a·w, rounded", "")
+    yield Arithmetic("a·w, fused", "second")
 
 
 def arithmetics(fmt: BlockFormat, term: CodeTerm) -> Iterator[Arithmetic]:
@@ -92,19 +99,29 @@ def parts_of(fmt: BlockFormat, term: CodeTerm) -> int:
 
 def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Floats:
     """Return the bits of an order, float32[M, n], of activations in the definition's blocks."""
-    term = semantics.term
-    assert isinstance(term, CodeTerm)
-    blocks = w.shape[1] // fmt.block_bytes
+    term, blocks = semantics.term, w.shape[1] // fmt.block_bytes
     prepared = Activations.of(semantics.encoding, x, term_values(fmt), blocks)
-    step, parts = max(1, _ELEMENTS // (blocks * len(x))), parts_of(fmt, term)
+    step = max(1, _ELEMENTS // (blocks * len(x)))
     made: list[Floats] = []
     for start in range(0, len(w), step):
-        of = term.read(fmt, w[start : start + step], prepared)
-        first = np.broadcast_to(arithmetic.first(of), of.sums.shape)
-        second = np.broadcast_to(of.x.s * of.least, of.sums.shape) if parts == 2 else first
-        both = (first, second)
-        made.append(sum_in(tree, lambda i, both=both: both[i % parts][i // parts], arithmetic.fused))  # type: ignore[misc]
+        summand = _summands(arithmetic, term, fmt, w[start : start + step], prepared)
+        made.append(sum_in(tree, summand, arithmetic.fused))
     return np.concatenate(made, axis=1)
+
+
+def _summands(
+    arithmetic: Arithmetic, term: Term, fmt: BlockFormat, w: Bytes, x: Activations
+) -> Callable[[int], Doubles]:
+    """Return the function that returns a summand of all outputs, float64[M, n]."""
+    if arithmetic.first is None:
+        assert isinstance(term, ValueTerm)
+        values, _ = term.values(fmt, w)
+        return lambda i: x.wide[:, i, None] * values[:, i]
+    assert isinstance(term, CodeTerm)
+    of, parts = term.read(fmt, w, x), parts_of(fmt, term)
+    first = np.broadcast_to(arithmetic.first(of), of.sums.shape)
+    second = np.broadcast_to(of.x.s * of.least, of.sums.shape) if parts == 2 else first
+    return lambda i: (first, second)[i % parts][i // parts]
 
 
 def differing(

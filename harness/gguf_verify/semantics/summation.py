@@ -18,8 +18,8 @@ lanes or chunks, each of which is added in ascending order, and then the lanes a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -131,7 +131,8 @@ class Rule:
         parting: lane l has the items l, l + count, …; chunk c has consecutive ones.
         joining: how the lanes' sums are added.
         descending: whether items are taken from the last to the first.
-        pairing: how the two summands of a block are added, if there are two.
+        pairing: how the two summands of a block are added, if there are two; or the items of a group.
+        width: consecutive items that are a group: it is in one lane.
     """
 
     count: int = 1
@@ -139,15 +140,16 @@ class Rule:
     joining: Joining = "ascending"
     descending: bool = False
     pairing: Pairing = "in turn"
+    width: int = 1
 
     def tree(self, n: int, parts: int = 1) -> Tree:
         """Return the tree of n summands, in blocks of one or two."""
         if parts == 2 and self.pairing == "apart":
             return _both(*(self._of(list[Tree](range(part, n, 2))) for part in (0, 1)))
-        items = list[Tree](range(n))
-        if parts == 2 and self.pairing == "together":
-            return self._of([(i, i + 1) for i in range(0, n, 2)])
-        return self._of(items, parts)
+        width = max(parts, self.width)
+        if width > 1 and self.pairing == "together":
+            return self._of([_chain(range(i, min(i + width, n))) for i in range(0, n, width)])
+        return self._of(list[Tree](range(n)), width)
 
     def _of(self, items: list[Tree], together: int = 1) -> Tree:
         """Return the tree of items, of which `together` consecutive ones are in the same lane."""
@@ -164,6 +166,9 @@ class Rule:
     def __str__(self) -> str:
         order = "descending k" if self.descending else "ascending k"
         pairing = _PAIRED[self.pairing]
+        if self.width > 1:
+            order = f"groups of {self.width} in {order}"
+            pairing = "; each group by itself first" if self.pairing == "together" else ""
         if self.count == 1:
             return order + pairing
         if self.count >= ALL:
@@ -201,10 +206,18 @@ def _joined(sums: list[Tree], how: Joining) -> Tree:
     return sums[0]
 
 
-def rules(parts: int = 1) -> Iterator[Rule]:
-    """Yield all rules, the simplest first."""
+def rules(parts: int = 1, widths: Sequence[int] = (1,)) -> Iterator[Rule]:
+    """Yield all rules, the simplest first: those without lanes."""
+    for lanes in (False, True):
+        for width in widths:
+            pairings: tuple[Pairing, ...] = ("in turn", "together", "apart") if parts == 2 else ("in turn",)
+            for rule in _rules(pairings if width == 1 else ("in turn", "together")):
+                if (rule.count > 1) == lanes:
+                    yield replace(rule, width=width)
+
+
+def _rules(pairings: Sequence[Pairing]) -> Iterator[Rule]:
     joinings: tuple[Joining, ...] = ("ascending", "neighbours", "halves")
-    pairings: tuple[Pairing, ...] = ("in turn", "together", "apart") if parts == 2 else ("in turn",)
     for pairing in pairings:
         for descending in (False, True):
             yield Rule(descending=descending, pairing=pairing)
@@ -214,9 +227,9 @@ def rules(parts: int = 1) -> Iterator[Rule]:
                         yield Rule(count, parting, joining, descending, pairing)
 
 
-def recognised(trees: dict[int, Tree], parts: int = 1) -> Rule | None:
-    """Return the simplest rule that has these trees, by number of summands; None if none has."""
-    return next((r for r in rules(parts) if all(r.tree(n, parts) == tree for n, tree in trees.items())), None)
+def recognised(trees: Mapping[int, Tree], known: Iterable[Rule], parts: int = 1) -> Iterator[Rule]:
+    """Yield those of the rules that have these trees, by number of summands."""
+    return (r for r in known if all(r.tree(n, parts) == tree for n, tree in sorted(trees.items())))
 
 
 # ---- bits and pictures -----------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.domain import EVERYTHING
 from gguf_verify.results.options import Options
 from gguf_verify.results.products import OrderRecord
-from gguf_verify.rungs.layers.orders import Probes
+from gguf_verify.rungs.layers.order_probes import Probes, ValueProbes
+from gguf_verify.rungs.layers.orders import probes_of
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.replay import FoundOrder
 from gguf_verify.semantics.rounding import add_rounded
@@ -108,7 +109,7 @@ def in_double(terms: Terms) -> np.ndarray:
 
 
 def probes(kernel: Any) -> Probes:
-    return Probes.of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)
+    return probes_of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,97 @@ def test_no_order_is_found_and_the_reason_is_given(kernel: Any, why: str) -> Non
         probes(kernel).order(3, 40, 288)
 
 
+class AddsValues:
+    """A kernel whose outputs a function makes of the products of decoded weights and activations, float64[K, M, N]."""
+
+    order, adds_floats, domain = None, False, EVERYTHING
+
+    def __init__(self, kind: str, added: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.fmt, self._added = FORMATS[kind], added
+
+    def of(self, *_: object) -> AddsValues:
+        return self
+
+    def upload(self, _: object, w: np.ndarray) -> np.ndarray:
+        return w
+
+    def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        values = self.fmt.decode(w.reshape(len(w), -1, self.fmt.block_bytes)).reshape(len(w), -1).astype(np.float64)
+        return self._added(x.T[:, :, None].astype(np.float64) * values.T[:, None, :])
+
+
+def ascending(products: np.ndarray) -> np.ndarray:
+    total = np.zeros(products.shape[1:], F)
+    for product in products:
+        total = add_rounded(product, total)
+    return total
+
+
+def warp(products: np.ndarray) -> np.ndarray:
+    """32 lanes of 8 values in turn, as loads of 16 bytes of halves give them, reduced by shuffles."""
+    sums = np.zeros((32, *products.shape[1:]), F)
+    for k, product in enumerate(products):
+        sums[k // 8 % 32] += product.astype(F)
+    while len(sums) > 1:
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    return np.asarray(sums[0])
+
+
+def threads(products: np.ndarray) -> np.ndarray:
+    """64 lanes of 16 values: rows of 512 values do not fill them."""
+    sums = np.zeros((64, *products.shape[1:]), F)
+    for k, product in enumerate(products):
+        sums[k // 16 % 64] = add_rounded(product, sums[k // 16 % 64])
+    total = sums[0]
+    for other in sums[1:]:
+        total = total + other
+    return np.asarray(total)
+
+
+def by_blocks(products: np.ndarray) -> np.ndarray:
+    total = np.zeros(products.shape[1:], F)
+    for start in range(0, len(products), 32):
+        block = np.zeros(products.shape[1:], F)
+        for product in products[start : start + 32]:
+            block += product.astype(F)
+        total += block
+    return total
+
+
+def of_values(kernel: Any) -> Probes:
+    return probes_of(kernel, SEMANTICS["f32"], kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "added", "words"),
+    [
+        ("Q4_K", ascending, "ascending k, of a·w, fused"),
+        ("Q6_K", warp, "32 lanes, each in groups of 8 in ascending k, then halves onto each other, of a·w, rounded"),
+        ("Q8_0", threads, "64 lanes, each in groups of 16 in ascending k, then in ascending order, of a·w, fused"),
+        ("Q4_0", by_blocks, "groups of 32 in ascending k; each group by itself first, of a·w, rounded"),
+    ],
+)
+def test_orders_of_values_are_found(kind: str, added: Callable[[np.ndarray], np.ndarray], words: str) -> None:
+    """Of types with superblocks, too, and of lanes inside a block."""
+    assert of_values(AddsValues(kind, added)).order(40, 3, 2048).words == words
+
+
+def test_sums_of_values_in_double_have_no_order() -> None:
+    kernel = AddsValues("Q4_0", lambda products: products.sum(axis=0).astype(F))
+    with pytest.raises(NoOrder, match="no known arithmetic of a term gives the bits"):
+        of_values(kernel).order(40, 3, 256)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, fmt in FORMATS.items() if hasattr(fmt, "block_bytes")])
+def test_each_type_has_a_block_of_one_size(kind: str) -> None:
+    probes = ValueProbes.of(AddsValues(kind, ascending), SEMANTICS["f32"], FORMATS[kind], np.zeros((1, 1), np.uint8), 1)  # type: ignore[arg-type]
+    assert len({*np.abs(probes.values).tolist()}) == 1
+
+
 def test_types_without_a_scale_of_each_block_are_refused() -> None:
     kernel = Adds("Q4_K", lanes)
     with pytest.raises(NoOrder, match="no scale of their own"):
-        Probes.of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 8, 512), 1)  # type: ignore[arg-type]
+        probes_of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 8, 512), 1)  # type: ignore[arg-type]
 
 
 KERNEL = """
