@@ -210,7 +210,8 @@ def _meeting(questions: Sequence[Question], axis: Axis, sizes: npt.NDArray[np.in
     near = np.arange(_FEW)[:, None] + 0 * sizes
     at = np.clip(np.concatenate([near, sizes - 1 - near]), 0, sizes - 1) if axis.what else near[:1]
     table = axis.features(at, sizes, {question.feature for question in questions})
-    return sizes[np.logical_and.reduce([question.holds(table) for question in questions]).any(axis=0)]
+    meets = np.logical_and.reduce([question.holds(table) for question in questions])
+    return sizes[np.asarray(meets, bool).any(axis=0)]
 
 
 def _with_other_limits(rule: Rule, known: Mapping[int, Bools], axis: Axis) -> Iterator[Rule]:
