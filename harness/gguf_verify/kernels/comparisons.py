@@ -22,12 +22,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of a comparison `a ? b` over the threads of a call: the smallest and the largest of each, and of
-    a - b. Integers are read as signed."""
+    """The operands of a comparison `a ? b` over the threads of a call. Integers are read as signed.
+
+    Args:
+        a, b, apart: the smallest and the largest of each, and of a - b.
+        signs: those of a - b that occurred: -1, 0, 1.
+        times: how often it was made.
+    """
 
     a: Range
     b: Range
     apart: Range
+    signs: frozenset[int] = frozenset()
+    times: int = 1
 
 
 #: The comparisons of a call.
