@@ -49,12 +49,11 @@ class Comparisons:
         self._locate(blocks, fmt, placed, sorted({int(at) for at in records["at"]}))
         found: Compared = {}
         # the process's order depends on where it is loaded
-        for at, times, which, signs, *ranges in sorted(records.tolist(), key=lambda one: (one[0], one[2])):
+        for at, times, which, outcomes, *ranges in sorted(records.tolist(), key=lambda one: (one[0], one[2])):
             place = self._places[fmt, at]
             if place is not None and np.isfinite(ranges).all():
                 a, b, apart = (_range(*ends) for ends in ranges)
-                occurred = frozenset(sign for sign in (-1, 0, 1) if signs >> (sign + 1) & 1)
-                found[Comparison(place, at << 32 | which)] = Operands(a, b, apart, occurred, times)
+                found[Comparison(place, at << 32 | which)] = Operands(a, b, apart, outcomes, times)
         return found
 
     def _locate(self, blocks: ThreadBlocks, fmt: str, placed: Mapping[str, Placed], addresses: Sequence[int]) -> None:

@@ -9,10 +9,9 @@ from functools import partial
 from itertools import chain
 
 from ....formats.tensor_types import WeightFormat
-from ....kernels.comparisons import Compared
+from ....kernels.comparisons import Compared, in_words
 from ....kernels.launches import Launched, Needs, SparseProduct
 from ....support.errors import EnvironmentFault, KernelFault
-from ....support.text import printable
 from ...plan import Probe, near
 from ...run import Run
 from ...thread_blocks import dependence, too_many
@@ -57,7 +56,7 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     needs = _needs(run, fmt, huge)
     if isinstance(needs, str):
         return ComparedProbes(why_not=needs)
-    observe = partial(_observed, run, fmt, huge, needs)
+    observe, words = partial(_observed, run, fmt, huge, needs), partial(in_words, texts=run.kernel.texts)
     shapes: dict[Shape, str] = {}
     for boundary in boundaries(run.kernel.domain, huge.unit, observe):
         for shape in boundary.shapes:
@@ -67,14 +66,12 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     for (m, n, k), place in [*shapes.items()][:_MOST]:
         whole = m * n * k <= min(_MOST_WORK, _MOST_TOGETHER - together)
         together += m * n * k if whole else 0
-        found.append((Probe((m,), n, k, because=_in_words(run, place)), None if whole else needs))
+        found.append((Probe((m,), n, k, because=words(place)), None if whole else needs))
     of_shapes = len(found)
     done = set[str]()
     for shape in _bases(run, huge, observe, [(*p.tokens, p.n, p.k) for p, alone in found if alone is None]):
         kernel = run.kernel.of(fmt, *shape)
-        with_data = data_probes(
-            run.semantics(fmt), huge.sparse(kernel, shape, needs), partial(observe, shape), partial(_in_words, run)
-        )
+        with_data = data_probes(run.semantics(fmt), huge.sparse(kernel, shape, needs), partial(observe, shape), words)
         found += [(probe, None) for probe in with_data if probe.because not in done]
         done |= {probe.because for probe in with_data}
     return ComparedProbes(tuple(found), of_shapes, max(0, len(shapes) - _MOST))
@@ -123,11 +120,3 @@ def _observed(
         return kernel.compared(product, sorted({0, launched.blocks - 1}))
     except (KernelFault, EnvironmentFault):
         return None
-
-
-def _in_words(run: Run, place: str) -> str:
-    """A line of the kernel's source with its text."""
-    file, _, number = place.rpartition(":")
-    lines = run.kernel.texts.get(file, "").splitlines()
-    text = lines[int(number) - 1].strip() if int(number) <= len(lines) else ""
-    return f"{place}: {printable(text, 80)}" if text else place

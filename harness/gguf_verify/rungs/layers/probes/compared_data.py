@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +14,7 @@ from ....kernels.launches import SparseProduct
 from ....semantics.definition import Semantics
 from ...field_classes import Places, encodes_each, numbers_of
 from ...plan import Probe
-from .comparisons import Shape
-from .steering import Data, Number, numbers, places_of, steered
+from .steering import Data, numbers, places_of, steered
 
 #: Comparisons of a type whose data are tried, and calls with the data of one.
 _MOST, _MOST_CALLS = 40, 12
@@ -35,7 +34,9 @@ def data_probes(
         words: FILE:LINE → that with its text.
     """
     fmt, size = product.fmt, _activation_bytes(semantics, product)
-    base = Data(*(int.from_bytes(of.tobytes(), "little") for of in (product.weights[: fmt.block_bytes], product.x[:size])))
+    base = Data(
+        *(int.from_bytes(of.tobytes(), "little") for of in (product.weights[: fmt.block_bytes], product.x[:size]))
+    )
 
     def blocks(data: Data) -> tuple[bytes, bytes]:
         return data.weights.to_bytes(fmt.block_bytes, "little"), data.x.to_bytes(size, "little")

@@ -22,8 +22,8 @@ from functools import cached_property
 from ....kernels.comparisons import Compared, Comparison
 from ...field_classes import Places, classes
 
-#: Calls that are observed; bases, and of these such that reach no new comparison; data of one comparison; single numbers
-#: of a name whose slopes are tried.
+#: Calls that are observed; bases, and of these those that reach no new comparison; data of one comparison; single
+#: numbers of a name whose slopes are tried.
 _MOST_OBSERVED, _MOST_BASES, _MOST_OTHERS, _MOST_DATA, _MOST_SINGLE = 1000, 12, 4, 24, 64
 #: Comparisons that the threads of all observed products make together, at 10 to 20 ns each.
 _MOST_MADE = 1 << 27
