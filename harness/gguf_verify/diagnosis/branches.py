@@ -8,6 +8,7 @@ comparison with an outcome that occurs only in the wrong one is named.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,10 @@ from .calls import Calls
 from .observed import observed
 from .operands import Bytes
 
-#: Correct outputs that are traced; rows and tokens of which they are chosen; thread blocks of a call that are traced;
-#: multiplications of a call with all operands; and comparisons that are named: more say nothing.
-_OUTPUTS, _ROWS, _TOKENS, _MOST_BLOCKS, _MOST_WORK, _FEW = 32, 16, 8, 64, 1 << 24, 2
+#: Correct outputs that are traced, and the fewest that say something; rows and tokens of which they are chosen; thread
+#: blocks of a call that are traced; multiplications of a call with all operands; and comparisons that are named: more
+#: say nothing.
+_OUTPUTS, _FEWEST_OUTPUTS, _ROWS, _TOKENS, _MOST_BLOCKS, _MOST_WORK, _FEW = 32, 8, 16, 8, 64, 1 << 24, 2
 
 Activations = npt.NDArray[np.generic]
 #: Comparisons, each with a bit of `Operands.outcomes`.
@@ -37,15 +39,19 @@ def first_taken(calls: Calls, token: int, row: int) -> FaultMatch | None:
     try:
         alone = _repeated(calls, row, token)
         if calls.wrong(calls.run(*alone), calls.exact(*alone)).any():
-            taken = _taken(calls, *alone) - set().union(
-                *(_taken(calls, *one) for one in _right_outputs(calls, row, token))
-            )
+            taken = _taken(calls, *alone)
+            right, fewest = [*_right_outputs(calls, row, token)], _FEWEST_OUTPUTS
+            if not right:
+                right, fewest = [*_right_parts(replace(calls, rows=alone[0], x=alone[1]))], 2
         else:
             m, n = len(calls.x), len(calls.rows)
             if m * n * calls.k > _MOST_WORK:
                 return None
             taken = _taken(calls, calls.rows, calls.x, row + token * n, token + row * m)
-            taken -= set().union(*(_taken(calls, *part) for part in (alone, *_right_parts(calls))))
+            right, fewest = [alone, *_right_parts(calls)], 2
+        if len(right) < fewest:
+            return None
+        taken -= set().union(*(_taken(calls, *operands) for operands in right))
     except (KernelFault, EnvironmentFault):
         return None
     places = dict.fromkeys(comparison.place for comparison, _ in sorted(taken, key=lambda one: one[0].number))

@@ -27,6 +27,8 @@ from ...field_classes import Places, classes
 _MOST_OBSERVED, _MOST_BASES, _MOST_OTHERS, _MOST_DATA, _MOST_SINGLE = 1000, 12, 4, 24, 64
 #: Comparisons that the threads of all observed products make together, at 10 to 20 ns each.
 _MOST_MADE = 1 << 27
+#: Steps of a code that are tried together with those of another one.
+_MOST_STEPS = 8
 #: Numbers of at least this width are floating-point ones: a sign, and all ones in the exponent for no finite number.
 _OF_FLOATS, _EXPONENTS = 16, {16: 0x7C00, 32: 0x7F80_0000}
 #: Up to this width every pattern of a number is observed.
@@ -122,7 +124,7 @@ def steered(
         for place in bases:
             before = set(search.first)
             search.around(place)
-            known = {comparison for comparison, _ in before}
+            known = {comparison for comparison, _ in before} | {*search.at(place)}
             # those that reach a comparison first; then those that change an outcome, behind which `a & b` may hold
             for key in sorted((key for key in search.first if key not in before), key=lambda key: key[0] in known):
                 others += key[0] in known
@@ -228,12 +230,11 @@ class _Search:
         nearest = min(distances, key=lambda data: distances[data])
         apart = self._observed[nearest][comparison].apart
         end = min((0, 1), key=lambda end: abs(apart[end]))
-        for start in dict.fromkeys((nearest, base)):
-            there = self._by_bits(start, changing, comparison, end)
-            there = self._by_codes(there, self._members(changing), comparison, end)
+        members = self._members(changing)
+        for start in dict.fromkeys((base, nearest)):
+            there = self._by_bits(self._by_codes(start, members, comparison, end), changing, comparison, end)
             if self.value(there, comparison, end) == 0:
-                slopes = ((one, self._slope(there, one, comparison, end)) for one in self._members(changing))
-                one = next((one for one, slope in slopes if slope), None)
+                one = next((one for one in members if self._slope(there, one, comparison, end)), None)
                 beside = [] if one is None else [one.set(there, _pattern(one, _code(one, there) + i)) for i in (-1, 1)]
                 return self._keep(comparison, (there, *beside))
         return None
@@ -260,15 +261,16 @@ class _Search:
         return data
 
     def _by_codes(self, data: Data, members: list[Number], comparison: Comparison, end: int) -> Data:
-        """Greedy descent: the codes with the largest slopes take as much of the distance as they can."""
+        """Solve a - b = 0 in single codes, as if it were linear."""
         for of in (False, True):
-            slopes = [(self._slope(data, one, comparison, end), one) for one in members if one.weights == of]
-            for slope, one in sorted(slopes, key=lambda each: -abs(each[0])):
-                here = self.value(data, comparison, end)
-                if not here or not slope:
-                    break
-                other = one.set(data, _pattern(one, _code(one, data) + round(-here / slope)))
-                data = other if self._nearer(data, other, comparison, end) else data
+            here = self.value(data, comparison, end)
+            slopes = {one: self._slope(data, one, comparison, end) for one in members if one.weights == of}
+            if not here or not any(slopes.values()):
+                continue
+            other = data
+            for one, code in _solved(here, {one: (slope, _code(one, data)) for one, slope in slopes.items()}).items():
+                other = one.set(other, _pattern(one, code))
+            data = other if self._nearer(data, other, comparison, end) else data
         return data
 
     def _slope(self, data: Data, one: Number, comparison: Comparison, end: int) -> float:
@@ -307,3 +309,32 @@ def places_of(found: dict[Comparison, tuple[Data, ...]]) -> dict[str, tuple[Data
     for comparison, data in found.items():
         by_place.setdefault(comparison.place, {}).update(dict.fromkeys(data))
     return {place: tuple(data)[:_MOST_DATA] for place, data in by_place.items() if data}
+
+
+def _solved(distance: float, codes: dict[Number, tuple[float, int]]) -> dict[Number, int]:
+    """Codes that take a distance to 0, or near it: those with the largest slopes take as much as they can, and then two
+    of them the rest.
+
+    Args:
+        codes: the slope and the present code of each.
+    """
+    made, rest = {one: code for one, (_, code) in codes.items()}, -distance
+    slopes = {one: slope for one, (slope, _) in sorted(codes.items(), key=lambda each: -abs(each[1][0])) if slope}
+
+    def moved(one: Number, steps: int) -> bool:
+        least, most = _ends(one)
+        return least <= made[one] + steps <= most
+
+    for one, slope in slopes.items():
+        least, most = _ends(one)
+        steps = max(least - made[one], min(round(rest / slope), most - made[one]))
+        made[one] += steps
+        rest -= steps * slope
+    for one, other in itertools.permutations(slopes, 2) if rest else ():
+        for steps in range(-_MOST_STEPS, _MOST_STEPS + 1):
+            others, left = divmod(rest - steps * slopes[one], slopes[other])
+            if not left and moved(one, steps) and moved(other, int(others)):
+                made[one] += steps
+                made[other] += int(others)
+                return made
+    return made
