@@ -185,10 +185,11 @@ class TypeProbes:
             why = f"it has {found.left} more"
             self.found.not_covered.append(("some shapes with which its code compares", why))
         if found.probes:
-            tried = counted(found.shapes, "shapes")
-            if with_data := len({probe.data for probe, _ in found.probes} - {()}):
-                tried += f" and data of {counted(with_data, 'comparisons')}"
-            self._result.note(f"{fmt.name}: {tried} beside the probe plan: the kernel's code compares with them")
+            tried = [counted(found.shapes, "shapes")] if found.shapes else []
+            with_data = len({probe.data for probe, _ in found.probes} - {()})
+            tried += [f"data of {counted(with_data, 'comparisons')}"] if with_data else []
+            words = f"{' and '.join(tried)} beside the probe plan: the kernel's code compares with them"
+            self._result.note(f"{fmt.name}: {words}")
         return huge.found
 
     def _account(self, large: HugeFound) -> None:
