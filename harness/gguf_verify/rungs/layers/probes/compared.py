@@ -23,9 +23,9 @@ from .huge import HugeProbes
 _MOST, _MOST_WORK, _MOST_TOGETHER = 40, 1 << 24, 1 << 27
 #: Outputs of a thread block that is observed.
 _MOST_OUTPUTS = 1 << 16
-#: Shapes, in units of K, at which data are searched for first, and then if they show comparisons on other lines; and
-#: the most of all shapes.
-_SHAPES, _MOST_SHAPES = ((3, 33, 2), (1, 33, 2), (16, 64, 2), (130, 130, 2)), 6
+#: Shapes, in units of K, at which data are searched for first, and then if they show comparisons on other lines; the
+#: most of all shapes; and the units of a probe, of which one has the data.
+_SHAPES, _MOST_SHAPES, _UNITS = ((3, 7, 1), (1, 33, 2), (16, 64, 2), (130, 130, 2)), 6, 2
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     done = set[str]()
     for shape in _bases(run, huge, observe, [(*p.tokens, p.n, p.k) for p, alone in found if alone is None]):
         kernel = run.kernel.of(fmt, *shape)
-        with_data = data_probes(run.semantics(fmt), huge.sparse(kernel, shape, needs), partial(observe, shape), words)
+        product, k = huge.sparse(kernel, shape, needs), near(run.kernel.domain.k, _UNITS * huge.unit, huge.unit)
+        with_data = data_probes(run.semantics(fmt), product, max(product.k, k or 0), partial(observe, shape), words)
         found += [(probe, None) for probe in with_data if probe.because not in done]
         done |= {probe.because for probe in with_data}
     return ComparedProbes(tuple(found), of_shapes, max(0, len(shapes) - _MOST))

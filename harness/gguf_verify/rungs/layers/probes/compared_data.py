@@ -23,6 +23,7 @@ _MOST, _MOST_CALLS = 40, 12
 def data_probes(
     semantics: Semantics,
     product: SparseProduct,
+    k: int,
     observe: Callable[[SparseProduct], Compared | None],
     words: Callable[[str], str],
 ) -> list[Probe]:
@@ -30,6 +31,7 @@ def data_probes(
 
     Args:
         product: of ordinary blocks.
+        k: of the probes.
         observe: the comparisons of such a product.
         words: FILE:LINE → that with its text.
     """
@@ -52,7 +54,7 @@ def data_probes(
         tried = tuple(map(blocks, data))
         rows, tokens = (2 * len({*of}) for of in zip(*tried, strict=True))
         probe = Probe(
-            (product.m,), max(product.n, rows), product.k, "compared with", "compared with", because=words(place),
+            (product.m,), max(product.n, rows), k, "compared with", "compared with", because=words(place),
             data=tried,
         )  # fmt: skip
         calls = min(_MOST_CALLS, -(-tokens // product.m))

@@ -16,15 +16,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from ....kernels.comparisons import Compared, Comparison
 from ...field_classes import Places, classes
 
-#: Calls that are observed; bases, and of these those that reach no new comparison; data of one comparison; single
-#: numbers of a name whose slopes are tried.
-_MOST_OBSERVED, _MOST_BASES, _MOST_OTHERS, _MOST_DATA, _MOST_SINGLE = 1000, 12, 4, 24, 64
+#: Calls that are observed; bases; data that are combined; data of one comparison; single numbers of a name whose slopes
+#: are tried.
+_MOST_OBSERVED, _MOST_BASES, _MOST_COMBINED, _MOST_DATA, _MOST_SINGLE = 1000, 12, 16, 16, 64
 #: Comparisons that the threads of all observed products make together, at 10 to 20 ns each.
 _MOST_MADE = 1 << 27
 #: Steps of a code that are tried together with those of another one.
@@ -35,8 +36,7 @@ _OF_FLOATS, _EXPONENTS = 16, {16: 0x7C00, 32: 0x7F80_0000}
 _EVERY_PATTERN = 4
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """One block of weights and one of activations, which all blocks of a product are: their bytes, little-endian."""
 
     weights: int
@@ -78,7 +78,7 @@ class Number:
         block = data.of(self.weights)
         for bit, mask in enumerate(self._masks):
             block = block | mask if pattern >> bit & 1 else block & ~mask
-        return replace(data, weights=block) if self.weights else replace(data, x=block)
+        return Data(block, data.x) if self.weights else Data(data.weights, block)
 
     def get(self, data: Data) -> int | None:
         """The pattern; None if the numbers differ."""
@@ -119,21 +119,21 @@ def steered(
         base: an ordinary block of each operand.
         fields: see `numbers`, of both operands.
     """
-    search, bases, others = _Search(*fields, observe), [base], 0
+    search, bases = _Search(*fields, observe), [base]
     with contextlib.suppress(_Spent):
         for place in bases:
-            before = set(search.first)
+            known = {comparison for comparison, _ in search.first} | {*search.at(place)}
             search.around(place)
-            known = {comparison for comparison, _ in before} | {*search.at(place)}
-            # those that reach a comparison first; then those that change an outcome, behind which `a & b` may hold
-            for key in sorted((key for key in search.first if key not in before), key=lambda key: key[0] in known):
-                others += key[0] in known
-                if search.first[key] not in bases and len(bases) < _MOST_BASES and others <= _MOST_OTHERS:
-                    bases.append(search.first[key])
-    for comparison, data in search.found.items():
-        data.update({search.first[comparison, sign]: None for sign in (-1, 0, 1) if (comparison, sign) in search.first})
-        data.pop(base, None)
-    return {comparison: tuple(data)[:_MOST_DATA] for comparison, data in search.found.items()}
+            if place is bases[-1]:
+                search.combine(base)
+            new = [data for (comparison, _), data in search.first.items() if comparison not in known]
+            bases += [data for data in dict.fromkeys(new) if data not in bases][: _MOST_BASES - len(bases)]
+    made: dict[Comparison, dict[Data, None]] = {}
+    for (comparison, _), data in search.first.items():
+        made.setdefault(comparison, {}).update({} if data == base else {data: None})
+    for comparison, others in search.found.items():
+        made.setdefault(comparison, {}).update(others)
+    return {comparison: tuple(data)[:_MOST_DATA] for comparison, data in made.items() if data}
 
 
 class _Spent(Exception):
@@ -183,11 +183,18 @@ class _Search:
                 continue
             for number in in_numbers:
                 for end in (1, 0):
-                    self._keep(comparison, self.crossings(base, number, comparison, end))
+                    self.keep(comparison, self.crossings(base, number, comparison, end))
             if (comparison, 0) not in self.first:
                 self.approach(base, list(in_numbers), comparison)
 
-    def _keep(self, comparison: Comparison, data: Iterable[Data]) -> None:
+    def combine(self, base: Data) -> None:
+        """Observe pairs of the data that give equality, for `a & b`."""
+        equal = dict.fromkeys(data for (_, sign), data in self.first.items() if sign == 0 and data != base)
+        for one, other in itertools.combinations([*equal][:_MOST_COMBINED], 2):
+            changed = [of ^ ((than ^ was) & ~(of ^ was)) for of, than, was in zip(one, other, base, strict=True)]
+            self.at(Data(*changed))
+
+    def keep(self, comparison: Comparison, data: Iterable[Data]) -> None:
         self.found.setdefault(comparison, {}).update(dict.fromkeys(data))
 
     def crossings(self, base: Data, number: Number, comparison: Comparison, end: int) -> Iterator[Data]:
@@ -236,7 +243,7 @@ class _Search:
             if self.value(there, comparison, end) == 0:
                 one = next((one for one in members if self._slope(there, one, comparison, end)), None)
                 beside = [] if one is None else [one.set(there, _pattern(one, _code(one, there) + i)) for i in (-1, 1)]
-                return self._keep(comparison, (there, *beside))
+                return self.keep(comparison, (there, *beside))
         return None
 
     def _members(self, changing: list[Number]) -> list[Number]:
@@ -308,7 +315,7 @@ def places_of(found: dict[Comparison, tuple[Data, ...]]) -> dict[str, tuple[Data
     by_place = dict[str, dict[Data, None]]()
     for comparison, data in found.items():
         by_place.setdefault(comparison.place, {}).update(dict.fromkeys(data))
-    return {place: tuple(data)[:_MOST_DATA] for place, data in by_place.items() if data}
+    return {place: tuple(data) for place, data in by_place.items()}
 
 
 def _solved(distance: float, codes: dict[Number, tuple[float, int]]) -> dict[Number, int]:
