@@ -25,7 +25,7 @@ from ...field_classes import Places, classes
 
 #: Calls that are observed; bases; data that are combined; data of one comparison; single numbers of a name whose slopes
 #: are tried.
-_MOST_OBSERVED, _MOST_BASES, _MOST_COMBINED, _MOST_DATA, _MOST_SINGLE = 1000, 12, 16, 16, 64
+_MOST_OBSERVED, _MOST_BASES, _MOST_COMBINED, _MOST_DATA, _MOST_SINGLE = 1500, 16, 16, 16, 64
 #: Comparisons that the threads of all observed products make together, at 10 to 20 ns each.
 _MOST_MADE = 1 << 27
 #: Steps of a code that are tried together with those of another one.
