@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from .operands import Bytes
 #: say nothing.
 _OUTPUTS, _FEWEST_OUTPUTS, _ROWS, _TOKENS, _MOST_BLOCKS, _MOST_WORK, _FEW = 32, 8, 16, 8, 64, 1 << 24, 2
 
-Activations = npt.NDArray[np.generic]
+Activations = npt.NDArray[Any]
 #: Comparisons, each with a bit of `Operands.outcomes`.
 _Taken = set[tuple[Comparison, int]]
 
@@ -107,7 +108,7 @@ def _taken(calls: Calls, rows: Bytes, x: Activations, *at: int) -> _Taken:
     blocks = launched.blocks
     near = {min(blocks - 1, place * blocks // (m * n)) for place in at}
     numbers = sorted({*np.linspace(0, blocks - 1, min(blocks, _MOST_BLOCKS)).astype(int).tolist(), *near})
-    contents = (np.ascontiguousarray(of).reshape(-1) for of in (rows, encoded))
-    whole = SparseProduct(fmt, m, n, k, encoded.shape[1], *contents, lies=kernel.lies(fmt, m, n, k))
+    weights, activations = (np.ascontiguousarray(of).reshape(-1) for of in (rows, encoded))
+    whole = SparseProduct(fmt, m, n, k, encoded.shape[1], weights, activations, kernel.lies(fmt, m, n, k))
     compared = kernel.compared(whole, numbers) or {}
     return {(one, bit) for one, of in compared.items() for bit in range(6) if of.outcomes >> bit & 1}

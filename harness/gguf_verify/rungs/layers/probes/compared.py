@@ -69,10 +69,10 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
         found.append((Probe((m,), n, k, because=words(place)), None if whole else needs))
     of_shapes = len(found)
     done = set[str]()
-    for shape in _bases(run, huge, observe, [(*p.tokens, p.n, p.k) for p, alone in found if alone is None]):
+    for shape in _bases(run, huge, observe, [(p.tokens[0], p.n, p.k) for p, alone in found if alone is None]):
         kernel = run.kernel.of(fmt, *shape)
-        product, k = huge.sparse(kernel, shape, needs), near(run.kernel.domain.k, _UNITS * huge.unit, huge.unit)
-        with_data = data_probes(run.semantics(fmt), product, max(product.k, k or 0), partial(observe, shape), words)
+        product, wide = huge.sparse(kernel, shape, needs), near(run.kernel.domain.k, _UNITS * huge.unit, huge.unit)
+        with_data = data_probes(run.semantics(fmt), product, max(product.k, wide or 0), partial(observe, shape), words)
         found += [(probe, None) for probe in with_data if probe.because not in done]
         done |= {probe.because for probe in with_data}
     return ComparedProbes(tuple(found), of_shapes, max(0, len(shapes) - _MOST))
