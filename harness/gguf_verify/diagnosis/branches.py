@@ -73,6 +73,8 @@ def _right_outputs(calls: Calls, row: int, token: int) -> Iterator[tuple[Bytes, 
     """The operands of outputs that are correct, those of the same row and the same token first."""
     rows = [*dict.fromkeys([row, *np.linspace(0, len(calls.rows) - 1, _ROWS).astype(int).tolist()])]
     tokens = [*dict.fromkeys([token, *np.linspace(0, len(calls.x) - 1, _TOKENS).astype(int).tolist()])]
+    domain = calls.kernel.domain
+    rows, tokens = rows[: domain.n.down(len(rows)) or 0], tokens[: domain.m.down(len(tokens)) or 0]
     some = np.ascontiguousarray(calls.rows[rows]), np.ascontiguousarray(calls.x[tokens])
     right = ~calls.wrong(calls.run(*some), calls.exact(*some))
     pairs = sorted(np.argwhere(right).tolist(), key=lambda pair: (all(pair), pair))
