@@ -4,7 +4,7 @@ thread blocks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -73,7 +73,9 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
         kernel = run.kernel.of(fmt, *shape)
         product, wide = huge.sparse(kernel, shape, needs), near(run.kernel.domain.k, _UNITS * huge.unit, huge.unit)
         with_data = data_probes(run.semantics(fmt), product, max(product.k, wide or 0), partial(observe, shape), words)
-        found += [(probe, None) for probe in with_data if probe.because not in done]
+        for probe in with_data:
+            if probe.because not in done:
+                found.append((replace(probe, n=near(run.kernel.domain.n, probe.n) or product.n), None))
         done |= {probe.because for probe in with_data}
     return ComparedProbes(tuple(found), of_shapes, max(0, len(shapes) - _MOST))
 
