@@ -141,9 +141,9 @@ template <class Format>
 uint16_t positive(uint16_t a) {
     return !is_nan<Format>(a) && a & 0x8000 ? 0 : a;
 }
-// Given a number and a NaN: the number, or NaN if it `spreads`.
+// Given a number and a NaN: the number, or NaN if it `spreads`. Inlined, so that a traced build shows the caller's line.
 template <class Format>
-uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
+inline __attribute__((always_inline)) uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
     const bool of_a = is_nan<Format>(a), of_b = is_nan<Format>(b);
     if (of_a || of_b) return spreads || (of_a && of_b) ? NARROW_NAN : of_a ? b : a;
     return (ordered(a) < ordered(b)) == greatest ? b : a;

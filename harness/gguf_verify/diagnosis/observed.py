@@ -39,6 +39,7 @@ _SERIES = "Detected by a series of calls with different operands or sizes."
 _OUTPUTS = "Reported if no fault of the catalogue explains the outputs, and they have this in common."
 _FITTED = "Detected by fitting the outputs as a sum of the product's parts with different factors."
 _BYTES = "Detected by comparing the bytes of the kernel's quantizer with those of such a quantizer."
+_TRACED = "Detected by tracing the comparisons of wrong and of correct calls on the CPU host."
 _LARGE = "Detected by running single thread blocks of large launches."
 
 OBSERVED = {
@@ -172,6 +173,12 @@ OBSERVED = {
             _CALLS,
         ),
         ObservedFault(
+            "first-taken-branch",
+            "wrong behind a branch of the code that no correct call takes",
+            "check the code behind the condition, and the condition",
+            _TRACED,
+        ),
+        ObservedFault(
             "partial-tile",
             "rows or tokens past the last whole tile are wrong",
             "round the number of tiles up, and check the bounds within the last",
@@ -282,6 +289,9 @@ OBSERVED = {
 
 #: Ids of faults that are factors of parts of the product.
 FITTED = frozenset(fault.id for fault in OBSERVED.values() if fault.how is _FITTED)
+
+#: Ids of faults that only say which sizes are wrong.
+WINDOWS = frozenset({"window-of-m", "window-of-n", "window-of-k", "partial-tile"})
 
 
 def observed(

@@ -6,7 +6,10 @@ import numpy as np
 
 #: `cuda_on_cpu::Comparison`.
 RECORD = np.dtype(
-    [("at", "u8"), ("which", "u4"), ("is_float", "u4"), ("a", "f8", 2), ("b", "f8", 2), ("apart", "f8", 2)]
-)
+    [
+        ("at", "u8"), ("times", "u8"), ("which", "u4"), ("outcomes", "u4"), ("a", "f8", 2), ("b", "f8", 2),
+        ("apart", "f8", 2),
+    ]
+)  # fmt: skip
 #: Most records of a launch.
 MOST_RECORDS = 4096

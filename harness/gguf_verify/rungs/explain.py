@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..diagnosis.localisation import Blame, along_k
-from ..diagnosis.observed import name_of
+from ..diagnosis.observed import WINDOWS, name_of
 from ..diagnosis.pattern import Map, pattern, utilisation
 from ..formats.tensor_types import WeightFormat
 from ..kernels.interface import Kernel
@@ -321,6 +321,7 @@ class Explanations:
     def _diagnosis(self, call: WrongCall, found: _Wrong) -> LocatedDiagnosis | None:
         """The diagnosis of the output; None if nothing can be replayed."""
         # The catalogue of faults is imported when an output is wrong: a start would take a tenth longer.
+        from ..diagnosis.branches import first_taken
         from ..diagnosis.diagnose import Diagnosis
         from ..diagnosis.experiments import Experiments
         from ..diagnosis.replay import diagnose_kernel
@@ -343,6 +344,12 @@ class Explanations:
                 replayed = Diagnosis(said.wrong, said.outputs)
             tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
             replayed = tried.settled(replace(replayed, pattern=words))
+            branch = first_taken(tried, at_m, at_n)
+            if branch is not None and all(fault.id in WINDOWS for fault in replayed.faults):
+                places = (*(fault.words for fault in replayed.faults), *replayed.places)
+                replayed = replace(replayed, faults=(branch,), places=places)
+            elif branch is not None:
+                replayed = replace(replayed, places=(branch.words, *replayed.places))
             said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*replayed.pattern, *of_range))
             verdict, lines = said.verdict, tuple(said.lines)
         elif (found.bad & ~found.not_finite).any():

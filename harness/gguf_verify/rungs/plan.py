@@ -64,8 +64,10 @@ _BEYOND = 1.02
 #: The largest sizes at which a product is computed, as models have.
 PLANNED = {"M": 4099, "N": max(_MANY_ROWS), "K": _MOST_K}
 
-Blocks = Literal["the model's", "any bits", "each class of each field"]
-Values = Literal["drawn", "special", "codes of -128", "classes of scales and sums", "classes of encoded fields"]
+Blocks = Literal["the model's", "any bits", "each class of each field", "compared with"]
+Values = Literal[
+    "drawn", "special", "codes of -128", "classes of scales and sums", "classes of encoded fields", "compared with"
+]
 #: Activations that a kernel only gets as blocks, since no quantizer writes them.
 ENCODED: tuple[Values, ...] = ("codes of -128", "classes of encoded fields")
 
@@ -77,14 +79,17 @@ class Probe:
     Args:
         tokens: the numbers of tokens of the calls, each at least 1.
         n, k: rows and columns.
-        blocks: the weights' blocks: the model's, laid out anew; any bits under finite scales; or those of
-            `field_classes.every_class`.
+        blocks: the weights' blocks: the model's, laid out anew; any bits under finite scales; those of
+            `field_classes.every_class`; or those of `data`.
         values: the activations: random ones and ties of codes; special ones (zeros of both signs, tiny and huge
             values); those of `field_classes.values_of_classes`; and, for kernels that take blocks, random ones with
-            codes of -128, and blocks of `field_classes.every_class`.
+            codes of -128, and blocks of `field_classes.every_class`; or those of `data`.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
         first: the first of the activations that are used.
-        because: the comparison in the kernel's code that the shape is a boundary of: FILE:LINE and its text; or "".
+        because: the comparison in the kernel's code that the shape or the data are a boundary of: FILE:LINE and its
+            text; or "".
+        data: blocks of weights and of activations (or their values), which are combined: all blocks of rows and tokens,
+            and their last one.
     """
 
     tokens: tuple[int, ...]
@@ -95,6 +100,7 @@ class Probe:
     whole: bool = False
     first: int = 0
     because: str = ""
+    data: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = False) -> list[Probe]:

@@ -18,7 +18,7 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
-from gguf_verify.rungs.layers.probes.compared import ComparedShapes, compared_shapes
+from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.comparisons import Shape, boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import shapes_of
@@ -119,7 +119,7 @@ def model() -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> ComparedShapes:
+def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> ComparedProbes:
     """The shapes of a correct kernel with all conditions."""
     source = kernel_with(
         tmp_path_factory.mktemp("compared"), "\n".join(f"    {c} acc += 0.0f * acc;" for c in CONDITIONS)
@@ -130,22 +130,25 @@ def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Compared
         tensor = model.tensors["blk.0.attn_k.weight"]
         units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
         probes = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-        return compared_shapes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
+        return compared_probes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
     finally:
         kernel.close()
 
 
 @traced
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_both_sides_of_a_condition_in_the_code_are_probed(condition: str, observed: ComparedShapes) -> None:
+def test_both_sides_of_a_condition_in_the_code_are_probed(condition: str, observed: ComparedProbes) -> None:
     assert observed.why_not is None
-    assert {CONDITIONS[condition](p.tokens[0], p.n, p.k) for p, _ in observed.probes} == {False, True}
+    shapes = [probe for probe, _ in observed.probes[: observed.shapes]]
+    assert {CONDITIONS[condition](p.tokens[0], p.n, p.k) for p in shapes} == {False, True}
 
 
 @traced
-def test_only_thread_blocks_of_a_large_product_run(observed: ComparedShapes) -> None:
+def test_only_thread_blocks_of_a_large_product_run(observed: ComparedProbes) -> None:
     assert {p.tokens[0] for p, needs in observed.probes if needs is not None} >= {90909, 90910}
-    assert all((needs is not None) == (p.tokens[0] * p.n * p.k > 1 << 24) for p, needs in observed.probes)
+    assert all(
+        (needs is not None) == (p.tokens[0] * p.n * p.k > 1 << 24) for p, needs in observed.probes[: observed.shapes]
+    )
 
 
 #: Those that no product of the model meets: such a kernel fails before its code is looked at.
@@ -162,6 +165,9 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     failure = rung.failures[0]
     assert condition in failure.what
     assert failure.call is not None
+    assert rung.diagnosis is not None
+    assert [fault.id for fault in rung.diagnosis.faults] == ["first-taken-branch"]
+    assert condition in rung.diagnosis.lines[0]
     (rung,) = verified(f"{source}:gemm", "layers", probes="full", seed=3, only_call=failure.call.id).rungs
     assert condition in rung.failures[0].what
     source = kernel_with(tmp_path, f"    {condition} acc += 0.0f * acc;")

@@ -48,11 +48,12 @@ class Comparisons:
         records = blocks.compared(call, launches, placed)
         self._locate(blocks, fmt, placed, sorted({int(at) for at in records["at"]}))
         found: Compared = {}
-        for at, which, _, *ranges in sorted(records.tolist()):  # the process's order depends on where it is loaded
+        # the process's order depends on where it is loaded
+        for at, times, which, outcomes, *ranges in sorted(records.tolist(), key=lambda one: (one[0], one[2])):
             place = self._places[fmt, at]
             if place is not None and np.isfinite(ranges).all():
                 a, b, apart = (_range(*ends) for ends in ranges)
-                found[Comparison(place, at << 32 | which)] = Operands(a, b, apart)
+                found[Comparison(place, at << 32 | which)] = Operands(a, b, apart, outcomes, times)
         return found
 
     def _locate(self, blocks: ThreadBlocks, fmt: str, placed: Mapping[str, Placed], addresses: Sequence[int]) -> None:

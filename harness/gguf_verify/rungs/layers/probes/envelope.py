@@ -38,7 +38,7 @@ from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
-from .compared import compared_shapes
+from .compared import compared_probes
 from .huge import HugeFound, HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
@@ -161,15 +161,16 @@ class TypeProbes:
         return self.found.faults + len({wrong[1:] for wrong in self.found.wrong}) >= _MOST_WRONG
 
     def _compared(self, planned: list[Probe]) -> HugeFound:
-        """Run and judge the kernel at the shapes with which its code compares, whose numbers follow those of the plan
-        and of the matrices in turn; return the findings of those of which only some thread blocks ran."""
+        """Run and judge the kernel at the shapes and with the data that its code compares with, whose numbers follow
+        those of the plan and of the matrices in turn; return the findings of those of which only some thread blocks
+        ran."""
         run, fmt, only = self._run, self._fmt, self._only
         kernel = run.kernel.of(fmt, 1, 1, fmt.unit)
         replayed = only is not None and only.kind == "probe" and only.number > len(planned)
         huge = self._huge()
         if not kernel.compares or self._is_wrong or not (only is None or replayed):
             return huge.found
-        found = compared_shapes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens})
+        found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens})
         for number, (probe, needs) in enumerate(found.probes, len(planned) + 1):
             if only is None or only.number == number:
                 if self._is_wrong or run.budget.spent:
@@ -184,8 +185,11 @@ class TypeProbes:
             why = f"it has {found.left} more"
             self.found.not_covered.append(("some shapes with which its code compares", why))
         if found.probes:
-            tried = counted(len(found.probes), "shapes")
-            self._result.note(f"{fmt.name}: {tried} beside the probe plan: the kernel's code compares with them")
+            tried = [counted(found.shapes, "shapes")] if found.shapes else []
+            with_data = len({probe.data for probe, _ in found.probes} - {()})
+            tried += [f"data of {counted(with_data, 'comparisons')}"] if with_data else []
+            words = f"{' and '.join(tried)} beside the probe plan: the kernel's code compares with them"
+            self._result.note(f"{fmt.name}: {words}")
         return huge.found
 
     def _account(self, large: HugeFound) -> None:
@@ -233,13 +237,15 @@ class TypeProbes:
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
     def _probe(self, probe: Probe, number: int) -> None:
-        if probe.values in ENCODED and self._semantics.activations is not Q8_1:
+        takes, of_codes = self._semantics.activations, probe.values in ENCODED
+        if of_codes and takes is not Q8_1:
             return
+        of_codes |= bool(probe.data) and takes is not None
         rows = self._inputs.weights(probe)
         try:
             x = representable(self._semantics, self._fmt, rows, self._inputs.values(probe, rows))
             encoded = self._semantics.bytes_of(x)
-            if probe.values in ENCODED:
+            if of_codes:
                 encoded = self._inputs.encoded(probe, rows, encoded)
         except KernelFault as error:  # of its author's oracle, which need not know values of every size
             self.found.not_covered.append(("activations of every size", str(error)))
@@ -300,7 +306,7 @@ class TypeProbes:
         if kernel.order not in products:
             products[kernel.order] = list(self._exact(rows, encoded, kernel.order))
         weights = uploaded[kernel.layout]
-        of_codes = probe.values in ENCODED
+        of_codes = probe.values in ENCODED or (bool(probe.data) and self._semantics.activations is not None)
         given = [False] * (not of_codes) + [True] * (probe.whole or of_codes)
         if self._only is not None:
             given = [self._only.given]
@@ -346,9 +352,11 @@ class TypeProbes:
         expected: list[tuple[slice, Product]], beside: str = "",
     ) -> tuple[int, int] | None:  # fmt: skip
         """Token and row of the first wrong output; None if all are correct."""
-        of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
-        of += [probe.because] if probe.because else []
-        of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
+        of = [probe.because] if probe.because else []
+        if not probe.data:
+            of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
+            of += [probe.because] if probe.because else []
+            of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
         m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
         how = ", given their bytes" if call.given else beside
         detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"

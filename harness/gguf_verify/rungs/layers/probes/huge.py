@@ -205,8 +205,8 @@ class HugeProbes:
         if wrong is None:
             self.found.indices.append(f"{ran} thread blocks of {of}")
             return True
-        words = wrong.words if probe.because in wrong.words else f"{wrong.words} ({probe.because})"
-        self._fail(replace(wrong, words=words))
+        words = f"wrong at a size that the code compares with: {probe.because}"
+        self._fail(wrong, f"M={m}, N={n}, K={k}", observed("first-taken-branch", words))
         return False
 
     def _leave(self, what: str, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +51,16 @@ class ProbeInputs:
     def weights(self, probe: Probe) -> Bytes:
         """uint8[N, row bytes]."""
         fmt, wide = self._fmt, probe.k // self._fmt.unit
+        if probe.data:
+            ordinary = np.resize(self._units, (1, wide * self._units.shape[1]))
+            blocks = _distinct(weights for weights, _ in probe.data)
+            blocks = blocks[self._held(blocks, probe)]
+            return np.resize(_all_and_last(blocks, ordinary), (probe.n, ordinary.size))
         if probe.blocks == "each class of each field":
             assert isinstance(fmt, BlockFormat)
             own = np.resize(self._units, (probe.n, fmt.block_bytes))
             blocks = np.resize(every_class(fmt, own), own.shape)
-            held = held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
-            held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST
+            held = self._held(blocks, probe)
             blocks[~held] = own[~held]
             return np.tile(blocks, (1, probe.k // fmt.block_size))
         if probe.blocks == "any bits":
@@ -72,6 +76,10 @@ class ProbeInputs:
     def values(self, probe: Probe, rows: Bytes) -> Floats:
         """float32[largest M, K]; the last token of random ones has ties of codes."""
         m, k = max(probe.tokens), probe.k
+        if probe.data and self._semantics.activations is None:
+            made = self._with_data(probe, self._semantics.bytes_of(drawn((1, k), self._like, self._seed)))
+            made = made[self._finite(rows, made)]
+            return self._semantics.values_of(np.resize(np.roll(made, -probe.first, axis=0), (m, made.shape[1])))
         if probe.values == "special":
             # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
             semantics, fmt = self._semantics, self._fmt
@@ -88,7 +96,7 @@ class ProbeInputs:
         return values
 
     def encoded(self, probe: Probe, rows: Bytes, ordinary: Bytes) -> Bytes:
-        """Activations uint8[M, row bytes] that no quantizer writes.
+        """Activations uint8[M, row bytes] that no quantizer need write.
 
         Args:
             rows: uint8[N, row bytes]: products with these are finite.
@@ -98,9 +106,24 @@ class ProbeInputs:
             return with_least_codes(ordinary)
         fmt = self._semantics.activations
         assert fmt is not None
-        made = np.tile(every_class(fmt, ordinary[:, : fmt.block_bytes]), (1, ordinary.shape[1] // fmt.block_bytes))
+        if probe.data:
+            made = self._with_data(probe, ordinary[:1])
+        else:
+            made = np.tile(every_class(fmt, ordinary[:, : fmt.block_bytes]), (1, ordinary.shape[1] // fmt.block_bytes))
         made = made[self._finite(rows, made)]
         return np.resize(np.roll(made, -probe.first, axis=0), ordinary.shape)
+
+    def _with_data(self, probe: Probe, ordinary: Bytes) -> Bytes:
+        """uint8[M, row bytes]: those of `Probe.data`."""
+        return _all_and_last(_distinct(x for _, x in probe.data), ordinary)
+
+    def _held(self, blocks: Bytes, probe: Probe) -> npt.NDArray[np.bool_]:
+        """Whether the definition's numbers hold ordinary products with blocks uint8[n, block bytes]: bool[n]."""
+        fmt = self._fmt
+        if not isinstance(fmt, BlockFormat):
+            return np.asarray(np.isfinite(fmt.decode(blocks)).all(axis=-1))
+        held = held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
+        return np.asarray(held & (np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST))
 
     def _finite(self, rows: Bytes, encoded: Bytes) -> npt.NDArray[np.bool_]:
         """Whether the products of activations uint8[M, row bytes] are finite: bool[M]. Others are a matter of the
@@ -109,3 +132,18 @@ class ProbeInputs:
         for _, exact in self._exact(rows, encoded, None):
             finite &= get(np.isfinite(exact.exact).all(axis=1))
         return finite
+
+
+def _distinct(blocks: Iterable[bytes]) -> Bytes:
+    """uint8[n, block bytes]: each once."""
+    each = dict.fromkeys(blocks)
+    return np.frombuffer(b"".join(each), np.uint8).reshape(len(each), -1)
+
+
+def _all_and_last(blocks: Bytes, ordinary: Bytes) -> Bytes:
+    """uint8[2n, row bytes]: of each block, a row of it alone; then the ordinary row uint8[1, row bytes] that ends with
+    it."""
+    alone = np.tile(blocks, (1, ordinary.shape[1] // blocks.shape[1]))
+    last = np.repeat(ordinary, len(blocks), axis=0)
+    last[:, -blocks.shape[1] :] = blocks
+    return np.concatenate([alone, last])

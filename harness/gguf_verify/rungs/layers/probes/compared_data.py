@@ -1,0 +1,82 @@
+"""Probes with the data that a kernel's code compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ....formats.block import BlockFormat
+from ....formats.tensor_types import WeightFormat
+from ....kernels.comparisons import Compared
+from ....kernels.launches import SparseProduct
+from ....semantics.definition import Semantics
+from ...field_classes import Places, encodes_each, numbers_of
+from ...plan import Probe
+from .steering import Data, numbers, places_of, steered
+
+#: Comparisons of a type whose data are tried, and calls with the data of one.
+_MOST, _MOST_CALLS = 40, 12
+
+
+def data_probes(
+    semantics: Semantics,
+    product: SparseProduct,
+    k: int,
+    observe: Callable[[SparseProduct], Compared | None],
+    words: Callable[[str], str],
+) -> list[Probe]:
+    """Probes of one shape: the data of one comparison each, in all blocks, and in one.
+
+    Args:
+        product: of ordinary blocks.
+        k: of the probes.
+        observe: the comparisons of such a product.
+        words: FILE:LINE → that with its text.
+    """
+    fmt, size = product.fmt, _activation_bytes(semantics, product)
+    base = Data(
+        *(int.from_bytes(of.tobytes(), "little") for of in (product.weights[: fmt.block_bytes], product.x[:size]))
+    )
+
+    def blocks(data: Data) -> tuple[bytes, bytes]:
+        return data.weights.to_bytes(fmt.block_bytes, "little"), data.x.to_bytes(size, "little")
+
+    def observed(data: Data) -> Compared | None:
+        weights, x = (np.frombuffer(block, np.uint8) for block in blocks(data))
+        return observe(replace(product, weights=weights, x=x))
+
+    of_weights, of_x = numbers(True, _stored(fmt)), numbers(False, _stored_by_activations(semantics, size))
+    fields = of_weights[0] + of_x[0], of_weights[1] + of_x[1]
+    probes = []
+    for place, data in [*places_of(steered(base, fields, observed)).items()][:_MOST]:
+        tried = tuple(map(blocks, data))
+        rows, tokens = (2 * len({*of}) for of in zip(*tried, strict=True))
+        probe = Probe(
+            (product.m,), max(product.n, rows), k, "compared with", "compared with", because=words(place),
+            data=tried,
+        )  # fmt: skip
+        calls = min(_MOST_CALLS, -(-tokens // product.m))
+        probes += [replace(probe, first=i * tokens // calls) for i in range(calls)]
+    return probes
+
+
+def _activation_bytes(semantics: Semantics, product: SparseProduct) -> int:
+    """Bytes of a block of activations, or of a value."""
+    takes = semantics.activations
+    return product.token_bytes // product.k if takes is None else takes.block_bytes
+
+
+def _stored(fmt: WeightFormat) -> dict[str, list[Places]]:
+    return numbers_of(fmt) if isinstance(fmt, BlockFormat) else _value(fmt.block_bytes)
+
+
+def _stored_by_activations(semantics: Semantics, size: int) -> dict[str, list[Places]]:
+    """The numbers that are set; none of blocks with sums that must agree with the codes."""
+    takes = semantics.activations
+    return _value(size) if takes is None else numbers_of(takes) if encodes_each(takes) else {}
+
+
+def _value(size: int) -> dict[str, list[Places]]:
+    return {"x": [[(bit, bit) for bit in range(8 * size)]]}
