@@ -1,26 +1,35 @@
-"""Probes at the shapes with which a kernel's code compares: its comparisons are observed in single thread blocks."""
+"""Probes at the shapes with which a kernel's code compares: its comparisons are observed in single thread blocks, or in
+whole calls of a kernel in Python. Those in the declaration of its launches count too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from functools import partial
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from ....formats.tensor_types import WeightFormat
-from ....kernels.comparisons import Compared
+from ....kernels.comparisons import CodeNumber, Compared, Comparison, Operands
+from ....kernels.interface import Kernel
 from ....kernels.launches import Launched, Needs
 from ....support.errors import EnvironmentFault, KernelFault
 from ....support.text import printable
 from ...plan import Probe
 from ...run import Run
 from ...thread_blocks import dependence, too_many
-from .comparisons import Shape, boundaries
+from .comparisons import OF_BLOCKS, OF_CALLS, Boundary, Shape, boundaries
 from .huge import HugeProbes
 
-#: Probes of one type of weights; multiply-adds of one whose outputs are all judged, and of all of these together.
-_MOST, _MOST_WORK, _MOST_TOGETHER = 40, 1 << 24, 1 << 27
+#: Probes of one type of weights, and of those the ones at numbers of the code that no comparison showed; multiply-adds
+#: of one whose outputs are all judged, and of all of these together.
+_MOST, _MOST_GUESSED, _MOST_WORK, _MOST_TOGETHER = 40, 12, 1 << 24, 1 << 27
+#: The same of a kernel in Python, where a call that was observed to end soon may be larger.
+_MOST_WORK_UNSEEN, _MOST_WORK_SEEN, _MOST_TOGETHER_SEEN = 1 << 22, 1 << 28, 1 << 30
 #: Outputs of a thread block that is observed.
 _MOST_OUTPUTS = 1 << 16
+#: Integers in code below this are among the sizes of the plan.
+_LEAST_SIZE = 34
+
+_Needs = tuple[Needs, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class ComparedShapes:
         why_not: why comparisons cannot be observed, or None.
     """
 
-    probes: tuple[tuple[Probe, tuple[Needs, ...] | None], ...] = ()
+    probes: tuple[tuple[Probe, _Needs | None], ...] = ()
     left: int = 0
     why_not: str | None = None
 
@@ -46,23 +55,60 @@ def compared_shapes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
         huge: makes the operands of any size.
         planned: (M, N, K) that are tried anyway.
     """
-    needs = _needs(run, fmt, huge)
-    if isinstance(needs, str):
-        return ComparedShapes(why_not=needs)
-    shapes: dict[Shape, str] = {}
-    for boundary in boundaries(run.kernel.domain, huge.unit, partial(_observed, run, fmt, huge, needs)):
+    kernel = run.kernel.of(fmt, 1, 1, huge.unit)
+    needs: _Needs | str = () if kernel.compares == "calls" else _needs(run, fmt, huge)
+    observed = _Observed(run, fmt, huge, needs)
+    domain, unit = run.kernel.domain, huge.unit
+    found = boundaries(domain, unit, observed, OF_CALLS if kernel.compares == "calls" else OF_BLOCKS)
+    numbers = [number for number in kernel.numbers if _may_be_size(number) and number.value not in observed.values]
+    guessed = boundaries(domain, unit, lambda shape: _as_sizes(numbers, shape))
+    shapes = {shape: place for shape, place in _shapes(found) if shape not in planned}
+    first = dict(itertools.islice(_preferred(run, shapes), _MOST))
+    also = {shape: place for shape, place in _shapes(guessed) if shape not in planned and shape not in shapes}
+    wanted = {**first, **dict(itertools.islice(also.items(), _MOST_GUESSED))}
+    probes = tuple(_probes(run, kernel, wanted, observed))
+    why_not = needs if isinstance(needs, str) and kernel.compares == "thread blocks" else None
+    left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
+    return ComparedShapes(probes, left, why_not)
+
+
+def _shapes(found: Collection[Boundary]) -> Iterator[tuple[Shape, str]]:
+    """The shapes of boundaries, each once, with the place of the first comparison that has it."""
+    seen = set[Shape]()
+    for boundary in found:
         for shape in boundary.shapes:
-            if shape not in planned:
-                shapes.setdefault(shape, boundary.place)
-    found, together = list[tuple[Probe, tuple[Needs, ...] | None]](), 0
-    for (m, n, k), place in [*shapes.items()][:_MOST]:
-        whole = m * n * k <= min(_MOST_WORK, _MOST_TOGETHER - together)
-        together += m * n * k if whole else 0
-        found.append((Probe((m,), n, k, because=_in_words(run, place)), None if whole else needs))
-    return ComparedShapes(tuple(found), max(0, len(shapes) - _MOST))
+            if shape not in seen:
+                seen.add(shape)
+                yield shape, boundary.place
 
 
-def _needs(run: Run, fmt: WeightFormat, huge: HugeProbes) -> tuple[Needs, ...] | str:
+def _preferred(run: Run, shapes: dict[Shape, str]) -> Iterator[tuple[Shape, str]]:
+    """The shapes, those first whose line has a branch that was not taken both ways."""
+    open_places = set[str]()
+    if len(shapes) > _MOST:
+        for file, executed in run.kernel.executed().files.items():
+            open_places |= {f"{file}:{line}" for (line, _), ways in executed.branches.items() if not all(ways)}
+    yield from sorted(shapes.items(), key=lambda one: one[1] not in open_places)
+
+
+def _probes(
+    run: Run, kernel: Kernel, shapes: dict[Shape, str], observed: _Observed
+) -> Iterator[tuple[Probe, _Needs | None]]:  # fmt: skip
+    """The probes of shapes that can be run, whole or in single thread blocks."""
+    calls = kernel.compares == "calls"
+    left = _MOST_TOGETHER_SEEN if calls else _MOST_TOGETHER
+    for (m, n, k), place in shapes.items():
+        work, most = m * n * k, _MOST_WORK
+        if calls:
+            most = _MOST_WORK_SEEN if (m, n, k) in observed.ended else _MOST_WORK_UNSEEN
+        whole = work <= min(most, left)
+        left -= work if whole else 0
+        if whole or (not calls and not isinstance(observed.needs, str)):
+            probe = Probe((m,), n, k, because=_in_words(run, place))
+            yield probe, None if whole or isinstance(observed.needs, str) else observed.needs
+
+
+def _needs(run: Run, fmt: WeightFormat, huge: HugeProbes) -> _Needs | str:
     """The thread blocks of earlier launches that one needs; or why none can run by itself."""
     k = 2 * huge.unit
     kernel = run.kernel.of(fmt, 1, 1, k)
@@ -72,26 +118,74 @@ def _needs(run: Run, fmt: WeightFormat, huge: HugeProbes) -> tuple[Needs, ...] |
         return str(error)
 
 
-def _observed(
-    run: Run, fmt: WeightFormat, huge: HugeProbes, needs: tuple[Needs, ...], shape: Shape
-) -> Compared | None:  # fmt: skip
-    """The comparisons of the first and the last thread block of a product."""
-    m, n, _ = shape
-    try:
-        kernel = run.kernel.of(fmt, *shape)
+@dataclass
+class _Observed:
+    """Observes the comparisons of products.
+
+    Args:
+        needs: the thread blocks of earlier launches that one needs; or why none can run by itself.
+
+    Attributes:
+        ended: the shapes of whole calls that ended soon.
+        values: that were compared.
+    """
+
+    run: Run
+    fmt: WeightFormat
+    huge: HugeProbes
+    needs: _Needs | str
+    ended: set[Shape] = field(default_factory=set)
+    values: set[float] = field(default_factory=set)
+
+    def __call__(self, shape: Shape) -> Compared | None:
+        kernel = self.run.kernel.of(self.fmt, *shape)
+        in_launches: Compared = {}
+        try:
+            in_launches = kernel.compared_in_launches(self.fmt, *shape)
+            in_code = self._in_call(kernel, shape) if kernel.compares == "calls" else self._in_blocks(kernel, shape)
+        except (KernelFault, EnvironmentFault):
+            in_code = None
+        found = {**(in_code or {}), **in_launches}
+        self.values |= {
+            end for operands in found.values() if operands.uniform for end in (operands.a[0], operands.b[0])
+        }
+        return found or None
+
+    def _in_call(self, kernel: Kernel, shape: Shape) -> Compared | None:
+        found = kernel.compared(self.huge.sparse(kernel, shape), ())
+        self.ended.add(shape)
+        return found
+
+    def _in_blocks(self, kernel: Kernel, shape: Shape) -> Compared | None:
+        """Those of the first and the last thread block."""
+        (m, n, _), needs, fmt = shape, self.needs, self.fmt
+        if isinstance(needs, str) or kernel.compares == "launches":
+            return None
         launched, earlier = kernel.only_launch(fmt, *shape), kernel.earlier(fmt, *shape)
         if not isinstance(launched, Launched) or launched.refused or m * n > _MOST_OUTPUTS * launched.blocks:
             return None
         if any(one.refused for one in earlier) or len(earlier) != len(needs) or too_many(earlier, needs):
             return None
-        return kernel.compared(huge.sparse(kernel, shape, needs), sorted({0, launched.blocks - 1}))
-    except (KernelFault, EnvironmentFault):
-        return None
+        return kernel.compared(self.huge.sparse(kernel, shape, needs), sorted({0, launched.blocks - 1}))
+
+
+def _may_be_size(number: CodeNumber) -> bool:
+    """Whether the probe plan does not have it, and its neighbours, for other reasons."""
+    return number.period > 1 or number.value >= _LEAST_SIZE
+
+
+def _as_sizes(numbers: Collection[CodeNumber], shape: Shape) -> Compared:
+    """Comparisons of each size with each number."""
+    return {
+        Comparison(number.place, 3 * i + d): Operands.of(size % number.period if number.period else size, number.value)
+        for i, number in enumerate(numbers)
+        for d, size in enumerate(shape)
+    }
 
 
 def _in_words(run: Run, place: str) -> str:
-    """A line of the kernel's source with its text."""
+    """A line of the kernel's source with its text; or an expression of its declaration."""
     file, _, number = place.rpartition(":")
-    lines = run.kernel.texts.get(file, "").splitlines()
-    text = lines[int(number) - 1].strip() if int(number) <= len(lines) else ""
-    return f"{place}: {printable(text, 80)}" if text else place
+    lines = run.kernel.texts.get(file, "").splitlines() if number.isdecimal() else []
+    text = lines[int(number) - 1].strip() if lines and int(number) <= len(lines) else ""
+    return f"{place}: {printable(text, 80)}" if text else printable(place, 200)
