@@ -142,14 +142,14 @@ class Reporter:
         """Return what `compared.of_python` reads, as JSON, and forget it."""
         made, self._made, self._left = self._made, {}, {}
         self._times = {}
-        files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _ in self._places))}
+        files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _ in (*self._places, *self._numbers)))}
         records = []
         for (number, which), ends in made.items():
             file, line = self._places[number]
             records.append([files[file], line, number << 32 | which, *ends])
         # those of conditions first
         numbers = sorted(self._numbers, key=lambda of: not of[1].compared)[:_MOST_NUMBERS]
-        listed = [[files[file], of.line, of.value, of.period] for file, of in numbers if file in files]
+        listed = [[files[file], of.line, of.value, of.period] for file, of in numbers]
         return json.dumps({"files": list(files), "comparisons": records, "numbers": listed}).encode()
 
 

@@ -4,6 +4,8 @@ whole calls of a kernel in Python. Those in the declaration of its launches coun
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -21,9 +23,11 @@ from .huge import HugeProbes
 
 #: Probes of one type of weights, and of those the ones at numbers of the code that no comparison showed; multiply-adds
 #: of one whose outputs are all judged, and of all of these together.
-_MOST, _MOST_GUESSED, _MOST_WORK, _MOST_TOGETHER = 40, 12, 1 << 24, 1 << 27
+_MOST, _MOST_GUESSED, _MOST_WORK, _MOST_TOGETHER = 60, 40, 1 << 24, 1 << 27
 #: The same of a kernel in Python, where a call that was observed to end soon may be larger.
-_MOST_WORK_UNSEEN, _MOST_WORK_SEEN, _MOST_TOGETHER_SEEN = 1 << 22, 1 << 28, 1 << 30
+_MOST_SEEN, _MOST_WORK_UNSEEN, _MOST_WORK_SEEN, _MOST_TOGETHER_SEEN = 100, 1 << 22, 1 << 28, 1 << 30
+#: Boundaries among which none is preferred.
+_FEW = 10
 #: Outputs of a thread block that is observed.
 _MOST_OUTPUTS = 1 << 16
 #: Integers in code below this are among the sizes of the plan.
@@ -62,8 +66,8 @@ def compared_shapes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     found = boundaries(domain, unit, observed, OF_CALLS if kernel.compares == "calls" else OF_BLOCKS)
     numbers = [number for number in kernel.numbers if _may_be_size(number) and number.value not in observed.values]
     guessed = boundaries(domain, unit, lambda shape: _as_sizes(numbers, shape))
-    shapes = {shape: place for shape, place in _shapes(found) if shape not in planned}
-    first = dict(itertools.islice(_preferred(run, shapes), _MOST))
+    shapes = {shape: place for shape, place in _shapes(_preferred(run, found)) if shape not in planned}
+    first = dict(itertools.islice(shapes.items(), _MOST_SEEN if kernel.compares == "calls" else _MOST))
     also = {shape: place for shape, place in _shapes(guessed) if shape not in planned and shape not in shapes}
     wanted = {**first, **dict(itertools.islice(also.items(), _MOST_GUESSED))}
     probes = tuple(_probes(run, kernel, wanted, observed))
@@ -82,13 +86,20 @@ def _shapes(found: Collection[Boundary]) -> Iterator[tuple[Shape, str]]:
                 yield shape, boundary.place
 
 
-def _preferred(run: Run, shapes: dict[Shape, str]) -> Iterator[tuple[Shape, str]]:
-    """The shapes, those first whose line has a branch that was not taken both ways."""
-    open_places = set[str]()
-    if len(shapes) > _MOST:
-        for file, executed in run.kernel.executed().files.items():
-            open_places |= {f"{file}:{line}" for (line, _), ways in executed.branches.items() if not all(ways)}
-    yield from sorted(shapes.items(), key=lambda one: one[1] not in open_places)
+def _preferred(run: Run, found: Collection[Boundary]) -> list[Boundary]:
+    """The boundaries of each place in turn: first those that the shape alone decides, last those whose line has a
+    branch that was taken both ways."""
+    taken = set[str]()
+    for file, executed in run.kernel.executed().files.items() if len(found) > _FEW else ():
+        ways = {
+            line: all(all(w) for (at, _), w in executed.branches.items() if at == line) for line, _ in executed.branches
+        }
+        taken |= {f"{file}:{line}" for line, both in ways.items() if both}
+    turns, ranks = Counter[str](), list[tuple[bool, bool, int]]()
+    for boundary in found:
+        ranks.append((boundary.place in taken, not boundary.uniform, turns[boundary.place]))
+        turns[boundary.place] += 1
+    return [boundary for _, boundary in sorted(zip(ranks, found, strict=True), key=lambda one: one[0])]
 
 
 def _probes(
@@ -96,16 +107,18 @@ def _probes(
 ) -> Iterator[tuple[Probe, _Needs | None]]:  # fmt: skip
     """The probes of shapes that can be run, whole or in single thread blocks."""
     calls = kernel.compares == "calls"
-    left = _MOST_TOGETHER_SEEN if calls else _MOST_TOGETHER
+    left, whole = _MOST_TOGETHER_SEEN if calls else _MOST_TOGETHER, set[Shape]()
+    for shape in sorted(shapes, key=math.prod):
+        most = _MOST_WORK if not calls else _MOST_WORK_SEEN if shape in observed.ended else _MOST_WORK_UNSEEN
+        if (work := math.prod(shape)) <= min(most, left):
+            left -= work
+            whole.add(shape)
     for (m, n, k), place in shapes.items():
-        work, most = m * n * k, _MOST_WORK
-        if calls:
-            most = _MOST_WORK_SEEN if (m, n, k) in observed.ended else _MOST_WORK_UNSEEN
-        whole = work <= min(most, left)
-        left -= work if whole else 0
-        if whole or (not calls and not isinstance(observed.needs, str)):
-            probe = Probe((m,), n, k, because=_in_words(run, place))
-            yield probe, None if whole or isinstance(observed.needs, str) else observed.needs
+        probe = Probe((m,), n, k, because=_in_words(run, place))
+        if (m, n, k) in whole:
+            yield probe, None
+        elif not calls and not isinstance(observed.needs, str):
+            yield probe, observed.needs
 
 
 def _needs(run: Run, fmt: WeightFormat, huge: HugeProbes) -> _Needs | str:

@@ -26,9 +26,9 @@ Shape = tuple[int, int, int]
 Observe = Callable[[Shape], Compared | None]
 
 #: Shapes from which comparisons beside are solved again; steps over which a period is searched.
-_MOST_JOINT, _PERIOD = 16, 256
+_MOST_JOINT, _PERIOD = 8, 256
 #: Lines between comparisons that may be parts of one condition.
-_BESIDE = 3
+_BESIDE = 1
 #: Sizes of tiles that kernels have, and all steps of a period, these first.
 _TILES = tuple(tile << i for tile in (1, 3) for i in range(9) if tile << i <= _PERIOD)
 _STEPS = (*_TILES, *sorted({*range(1, _PERIOD)} - {*_TILES}))
@@ -57,7 +57,7 @@ class Effort:
 
 #: Of thread blocks, which cost the same at every size; and of whole calls.
 OF_BLOCKS = Effort(500, 10, _OFFSETS, _STEPS)
-OF_CALLS = Effort(1000, 40, _OFFSETS[:7], _TILES)
+OF_CALLS = Effort(1000, 40, (0, 1, 25, 625), _TILES)
 
 
 @dataclass(frozen=True)
@@ -158,28 +158,34 @@ class _Search:
                         yield boundary, line.shape(crossing), comparison
 
     def jointly(self, solved: list[tuple[Shape, Comparison]]) -> Iterator[Boundary]:
-        """The boundaries of comparisons beside one that is solved, from where it is: they may be one condition."""
-        waiting, tried = [(at, (comparison,)) for at, comparison in solved], set[Shape]()
-        for at, others in waiting:
-            here = self.at(at) or {}
-            beside = [
-                one for one, operands in here.items()
-                if one not in others and operands.uniform and all(_beside(one.place, other.place) for other in others)
-            ]  # fmt: skip
-            if not beside or at in tried or len(tried) >= _MOST_JOINT:
-                continue
-            tried.add(at)
-            for boundary, further, comparison in self.around(at, beside):
-                if boundary.uniform:
-                    yield boundary
-                    waiting.append((further, (*others, comparison)))
+        """The boundaries of comparisons beside one that is solved, from where it is: they may be one condition.
+
+        Those on the same line come first.
+        """
+        tried = set[Shape]()
+        for apart in range(_BESIDE + 1):
+            waiting = [(at, (comparison,)) for at, comparison in solved]
+            for at, others in waiting:
+                beside = [
+                    one for one, operands in (self.at(at) or {}).items()
+                    if operands.uniform and one not in others and _lines_between(one, others) == apart
+                ]  # fmt: skip
+                if not beside or at in tried or len(tried) >= _MOST_JOINT:
+                    continue
+                tried.add(at)
+                for boundary, further, comparison in self.around(at, beside):
+                    if boundary.uniform:
+                        yield boundary
+                        waiting.append((further, (*others, comparison)))
 
 
-def _beside(place: str, other: str) -> bool:
-    """Whether two places are on the same line or a few lines apart."""
-    (file, _, line), (other_file, _, other_line) = place.rpartition(":"), other.rpartition(":")
-    numbers = line.isdecimal() and other_line.isdecimal()
-    return file == other_file and numbers and abs(int(line) - int(other_line)) <= _BESIDE
+def _lines_between(one: Comparison, others: tuple[Comparison, ...]) -> int | None:
+    """How many lines a comparison is from the farthest of others, in one file."""
+    places = [place.rpartition(":") for place in (one.place, *(other.place for other in others))]
+    if len({file for file, _, _ in places}) > 1 or not all(line.isdecimal() for _, _, line in places):
+        return None
+    lines = [int(line) for _, _, line in places]
+    return max(abs(lines[0] - line) for line in lines)
 
 
 @dataclass
