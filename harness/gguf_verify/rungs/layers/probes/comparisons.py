@@ -180,7 +180,9 @@ class _Search:
 
 
 def _lines_between(one: Comparison, others: tuple[Comparison, ...]) -> int | None:
-    """How many lines a comparison is from the farthest of others, in one file."""
+    """How many lines a comparison is from the farthest of others, in one file or expression."""
+    if all(one.place == other.place for other in others):
+        return 0
     places = [place.rpartition(":") for place in (one.place, *(other.place for other in others))]
     if len({file for file, _, _ in places}) > 1 or not all(line.isdecimal() for _, _, line in places):
         return None
