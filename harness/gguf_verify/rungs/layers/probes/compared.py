@@ -90,11 +90,10 @@ def _preferred(run: Run, found: Collection[Boundary]) -> list[Boundary]:
     """The boundaries of each place in turn: first those that the shape alone decides, last those whose line has a
     branch that was taken both ways."""
     taken = set[str]()
-    for file, executed in run.kernel.executed().files.items() if len(found) > _FEW else ():
-        ways = {
-            line: all(all(w) for (at, _), w in executed.branches.items() if at == line) for line, _ in executed.branches
-        }
-        taken |= {f"{file}:{line}" for line, both in ways.items() if both}
+    execution = run.kernel.executed() if len(found) > _FEW else None
+    for file, executed in () if execution is None else execution.files.items():
+        open_lines = {line for (line, _), ways in executed.branches.items() if not all(ways)}
+        taken |= {f"{file}:{line}" for line, _ in executed.branches if line not in open_lines}
     turns, ranks = Counter[str](), list[tuple[bool, bool, int]]()
     for boundary in found:
         ranks.append((boundary.place in taken, not boundary.uniform, turns[boundary.place]))

@@ -164,7 +164,7 @@ class _Search:
         """
         tried = set[Shape]()
         for apart in range(_BESIDE + 1):
-            waiting = [(at, (comparison,)) for at, comparison in solved]
+            waiting: list[tuple[Shape, tuple[Comparison, ...]]] = [(at, (one,)) for at, one in solved]
             for at, others in waiting:
                 beside = [
                     one for one, operands in (self.at(at) or {}).items()
