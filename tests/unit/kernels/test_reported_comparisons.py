@@ -102,6 +102,8 @@ REPORTED = {
     "if n in (1536, 2048): pass": {(33, 1536), (33, 2048)},
     "T = {(33, 1024): 1, (7, 8): 2}; T.get((n, k))": {(33, 33), (64, 1024), (33, 7)},
     "T = {5: 1, n: 2}; T[n]": {(33, 5), (33, 33)},
+    "n in range(40, 90)": {(33, 40), (33, 90)},
+    "a = [n]; a.append(a); b = [n]; b.append(b); a == 3 or n > 1": {(33, 1)},
     "class C: x = 9\n    if m == C.x: pass": {(3, 9)},
     "match n, k:\n        case (896, 1024) | (_, 512): pass": {(33, 896), (64, 512)},
     "if n % 64: pass": {(33, 0)},
@@ -146,7 +148,7 @@ def called(n, least=900): return n > least
 
 
 def test_a_loop_reports_its_range_and_no_more_than_there_is_room_for(reporter: Reporter) -> None:
-    made = module_of(reporter, b"def f(n):\n    for i in range(n):\n        i < 7\n        i in range(5000)")
+    made = module_of(reporter, b"def f(n):\n    for i in range(n):\n        i < 7\n        i in [*range(5000)]")
     made["f"](100)
     said = json.loads(reporter.said())["comparisons"]
     assert said[0][3:] == [0, 99, 7, 7, -7, 92]

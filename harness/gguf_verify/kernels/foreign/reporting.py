@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import itertools
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .rewriting import AXIS, KEY, MEMBER, REPORTER, Number, rewritten
+from .rewriting import AXIS, EQUAL, KEY, MEMBER, REPORTER, Number, rewritten
 
 #: Most comparisons of a call, operands of one of them, and elements of a container.
 MOST, _MOST_TIMES, _MOST_ELEMENTS = 2000, 20_000, 256
@@ -69,8 +70,12 @@ class Reporter:
         left, plain = self._left.get(number), _plain(value)
         if following >= 0:
             self._left[following] = plain
-        if left is None or plain is None or not self._may_note(number):
-            return value
+        if left is not None and plain is not None and self._may_note(number):
+            with contextlib.suppress(Exception):  # of the author's objects: the comparison itself raises them
+                self._note_right(number, kind, left, plain)
+        return value
+
+    def _note_right(self, number: int, kind: int, left: Any, plain: Any) -> None:
         if kind == MEMBER and isinstance(plain, _CONTAINERS):
             self._note_any(number, left, plain)
         elif kind == KEY and isinstance(left, dict):
@@ -78,9 +83,8 @@ class Reporter:
         elif kind >= AXIS and isinstance(left, _Axes) and kind - AXIS < len(left.lengths):
             if type(plain) is int and plain > 0:
                 self._note(number, left.lengths[kind - AXIS], plain, kind)
-        elif kind == 0:
+        elif kind == EQUAL:
             self._note(number, left, plain, 0)
-        return value
 
     def tested(self, number: int, value: Any) -> Any:
         """Note a number that is tested as true or false."""
@@ -97,11 +101,8 @@ class Reporter:
     def matched(self, number: int, value: Any, alternatives: Callable[[], tuple[Any, ...]]) -> Any:
         """Note the subject of a `match` statement and the constants of its patterns."""
         if self._may_note(number):
-            try:
-                constants = alternatives()
-            except Exception:  # of the author's attributes: the statement itself raises it
-                return value
-            self._note_any(number, _plain(value), constants)
+            with contextlib.suppress(Exception):  # of the author's attributes: the statement itself raises them
+                self._note_any(number, _plain(value), alternatives())
         return value
 
     def _may_note(self, number: int) -> bool:
@@ -109,7 +110,9 @@ class Reporter:
         return times <= _MOST_TIMES
 
     def _note_any(self, number: int, value: Any, elements: Iterable[Any]) -> None:
-        for element in itertools.islice(list(elements), _MOST_ELEMENTS):
+        if isinstance(elements, range):
+            elements = (elements.start, elements.stop)
+        for element in itertools.islice(elements, _MOST_ELEMENTS):
             plain = _plain(element)
             if plain is not None:
                 self._note(number, value, plain, zlib.crc32(repr(plain).encode()))
@@ -168,7 +171,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.integer | np.floating):
         return value.item()
     if isinstance(value, Mapping):
-        return dict(value)
+        with contextlib.suppress(Exception):
+            return dict(itertools.islice(value.items(), _MOST_ELEMENTS))
+        return None
     if isinstance(value, int) and kind is not bool:  # of an enumeration
         return int(value)
     lengths = getattr(value, "shape", None) if kind.__module__ in ("numpy", "torch", "cupy") else None

@@ -127,6 +127,7 @@ class File(Source):
     def reporting(self) -> File | None:
         if "path" not in self._asked:
             return None
+        _ = self.opened, self._copies  # made before, both are shared
         found = copy.copy(self)
         found._asked = {**self._asked, "compares": True}
         return found

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ....formats.tensor_types import WeightFormat
 from ....kernels.comparisons import CodeNumber, Compared, Comparison, Operands
@@ -26,6 +28,10 @@ from .huge import HugeProbes
 _MOST, _MOST_GUESSED, _MOST_WORK, _MOST_TOGETHER = 60, 40, 1 << 24, 1 << 27
 #: The same of a kernel in Python, where a call that was observed to end soon may be larger.
 _MOST_SEEN, _MOST_WORK_UNSEEN, _MOST_WORK_SEEN, _MOST_TOGETHER_SEEN = 100, 1 << 22, 1 << 28, 1 << 30
+#: Seconds of observed calls together.
+_MOST_SECONDS = 120.0
+#: Seconds in which a call ends soon. A call of a probe is made two or three times, within the kernel's time limit.
+_SOON = 10.0
 #: Boundaries among which none is preferred.
 _FEW = 10
 #: Outputs of a thread block that is observed.
@@ -60,8 +66,7 @@ def compared_shapes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
         planned: (M, N, K) that are tried anyway.
     """
     kernel = run.kernel.of(fmt, 1, 1, huge.unit)
-    needs: _Needs | str = () if kernel.compares == "calls" else _needs(run, fmt, huge)
-    observed = _Observed(run, fmt, huge, needs)
+    observed = _Observed(run, fmt, huge)
     domain, unit = run.kernel.domain, huge.unit
     found = boundaries(domain, unit, observed, OF_CALLS if kernel.compares == "calls" else OF_BLOCKS)
     numbers = [number for number in kernel.numbers if _may_be_size(number) and number.value not in observed.values]
@@ -71,7 +76,9 @@ def compared_shapes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     also = {shape: place for shape, place in _shapes(guessed) if shape not in planned and shape not in shapes}
     wanted = {**first, **dict(itertools.islice(also.items(), _MOST_GUESSED))}
     probes = tuple(_probes(run, kernel, wanted, observed))
-    why_not = needs if isinstance(needs, str) and kernel.compares == "thread blocks" else None
+    why_not = observed.needs if kernel.compares == "thread blocks" and isinstance(observed.needs, str) else None
+    if observed.seconds > _MOST_SECONDS:
+        why_not = f"its calls took {_MOST_SECONDS:.0f} s before all comparisons were observed"
     left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
     return ComparedShapes(probes, left, why_not)
 
@@ -120,34 +127,32 @@ def _probes(
             yield probe, observed.needs
 
 
-def _needs(run: Run, fmt: WeightFormat, huge: HugeProbes) -> _Needs | str:
-    """The thread blocks of earlier launches that one needs; or why none can run by itself."""
-    k = 2 * huge.unit
-    kernel = run.kernel.of(fmt, 1, 1, k)
-    try:
-        return dependence(kernel, fmt, k, lambda m, n, k: huge.sparse(kernel, (m, n, k)))
-    except (KernelFault, EnvironmentFault) as error:
-        return str(error)
-
-
 @dataclass
 class _Observed:
     """Observes the comparisons of products.
 
-    Args:
-        needs: the thread blocks of earlier launches that one needs; or why none can run by itself.
-
     Attributes:
         ended: the shapes of whole calls that ended soon.
+        seconds: that whole calls took.
         values: that were compared.
     """
 
     run: Run
     fmt: WeightFormat
     huge: HugeProbes
-    needs: _Needs | str
     ended: set[Shape] = field(default_factory=set)
+    seconds: float = 0.0
     values: set[float] = field(default_factory=set)
+
+    @cached_property
+    def needs(self) -> _Needs | str:
+        """The thread blocks of earlier launches that one needs; or why none can run by itself."""
+        k = 2 * self.huge.unit
+        kernel = self.run.kernel.of(self.fmt, 1, 1, k)
+        try:
+            return dependence(kernel, self.fmt, k, lambda m, n, k: self.huge.sparse(kernel, (m, n, k)))
+        except (KernelFault, EnvironmentFault) as error:
+            return str(error)
 
     def __call__(self, shape: Shape) -> Compared | None:
         kernel = self.run.kernel.of(self.fmt, *shape)
@@ -164,14 +169,24 @@ class _Observed:
         return found or None
 
     def _in_call(self, kernel: Kernel, shape: Shape) -> Compared | None:
-        found = kernel.compared(self.huge.sparse(kernel, shape), ())
-        self.ended.add(shape)
+        if self.seconds > _MOST_SECONDS or self.run.budget.spent:
+            return None
+        begun = time.monotonic()
+        try:
+            found = kernel.compared(self.huge.sparse(kernel, shape), ())
+        finally:
+            took = time.monotonic() - begun
+            self.seconds += took
+        if took < _SOON:
+            self.ended.add(shape)
         return found
 
     def _in_blocks(self, kernel: Kernel, shape: Shape) -> Compared | None:
         """Those of the first and the last thread block."""
+        if kernel.compares == "launches":
+            return None
         (m, n, _), needs, fmt = shape, self.needs, self.fmt
-        if isinstance(needs, str) or kernel.compares == "launches":
+        if isinstance(needs, str):
             return None
         launched, earlier = kernel.only_launch(fmt, *shape), kernel.earlier(fmt, *shape)
         if not isinstance(launched, Launched) or launched.refused or m * n > _MOST_OUTPUTS * launched.blocks:
