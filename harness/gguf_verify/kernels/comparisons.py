@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..support.text import printable
 
@@ -12,10 +13,10 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison in the code of a kernel.
+    """One comparison in the code of a kernel, or in an expression of its declaration.
 
     Args:
-        place: FILE:LINE in the author's files.
+        place: FILE:LINE in the author's files; or the expression.
         number: distinguishes the comparisons at one place; one comparison of the source may be several in the code.
     """
 
@@ -39,18 +40,46 @@ class Operands:
     outcomes: int = 0
     times: int = 1
 
+    @classmethod
+    def of(cls, a: float, b: float) -> Operands:
+        """Return those of a comparison that is made once."""
+        return cls((a, a), (b, b), (a - b, a - b))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all threads compare the same two values."""
+        return self.a[0] == self.a[1] and self.b[0] == self.b[1]
+
 
 #: The comparisons of a call.
 Compared = dict[Comparison, Operands]
+#: How comparisons are observed: in single thread blocks of a call; in whole calls; only in the declaration of its
+#: launches, without a call.
+Observation = Literal["thread blocks", "calls", "launches"]
+
+
+@dataclass(frozen=True)
+class CodeNumber:
+    """An integer in a kernel's code that may be compared with a size, though no comparison was observed.
+
+    Args:
+        place: FILE:LINE in the author's files.
+        value: the integer.
+        period: of a condition `size % period == value`; 0 without a remainder.
+    """
+
+    place: str
+    value: int
+    period: int = 0
 
 
 def in_words(place: str, texts: Mapping[str, str]) -> str:
-    """FILE:LINE with the text of the line.
+    """FILE:LINE with the text of the line; or an expression of the declaration of launches.
 
     Args:
         texts: the author's files.
     """
     file, _, number = place.rpartition(":")
-    lines = texts.get(file, "").splitlines()
-    text = lines[int(number) - 1].strip() if int(number) <= len(lines) else ""
-    return f"{place}: {printable(text, 80)}" if text else place
+    lines = texts.get(file, "").splitlines() if number.isdecimal() else []
+    text = lines[int(number) - 1].strip() if lines and int(number) <= len(lines) else ""
+    return f"{place}: {printable(text, 80)}" if text else printable(place, 200)

@@ -20,7 +20,7 @@ from ..results.environment import HostInfo, OpenedFiles
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS
 from ..semantics.order import Order
-from .comparisons import Compared
+from .comparisons import CodeNumber, Compared, Observation
 from .domain import EVERYTHING, Domain
 from .experts import Taken
 from .launches import Launched, Lies, SparseProduct
@@ -169,8 +169,10 @@ class Kernel(Candidate):
     adds_floats = False
     #: `Host.unset` of its products.
     unset: tuple[str, ...] = ()
-    #: Whether the comparisons in its code can be observed: see `compared`.
-    compares = False
+    #: How its comparisons can be observed: see `compared`. None: they cannot.
+    compares: Observation | None = None
+    #: Integers in its code that may be compared with sizes, as far as `compared` has met the code.
+    numbers: Sequence[CodeNumber] = ()
     #: The arguments of a mixture-of-experts kernel, None for others: see `routed`.
     takes_experts: Taken | None = None
 
@@ -232,9 +234,18 @@ class Kernel(Candidate):
         raise NotImplementedError
 
     def compared(self, product: SparseProduct, numbers: Sequence[int]) -> Compared | None:
-        """Return the comparisons in the author's code that thread blocks of such a product make; None if they cannot be
-        seen. Raises KernelFault, EnvironmentFault."""
+        """Return the comparisons in the author's code that such a product makes; None if they cannot be seen.
+
+        Args:
+            numbers: the thread blocks that run, of a kernel that `compares` in these.
+
+        Raises KernelFault, EnvironmentFault.
+        """
         return None
+
+    def compared_in_launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> Compared:
+        """Return the comparisons in the declaration of the launches of such a product. Raises KernelFault."""
+        return {}
 
     def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
         """Return the whole output of a product that is small enough, float32[M, N]. Raises KernelFault."""

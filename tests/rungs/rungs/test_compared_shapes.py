@@ -21,7 +21,7 @@ from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.comparisons import Shape, boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import shapes_of
+from gguf_verify.rungs.plan import Probe, shapes_of
 from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
 from tests.support.tools import FIXTURES
@@ -124,7 +124,11 @@ def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Compared
     source = kernel_with(
         tmp_path_factory.mktemp("compared"), "\n".join(f"    {c} acc += 0.0f * acc;" for c in CONDITIONS)
     )
-    kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+    return shapes_compared_in(f"{source}:gemm", model)
+
+
+def shapes_compared_in(source: str, model: Model) -> ComparedProbes:
+    kernel = open_foreign(source, CpuHost(1))
     try:
         run, result = Run(model, kernel, Options(progress=False, threads=1)), RungResult(name="layers")
         tensor = model.tensors["blk.0.attn_k.weight"]
@@ -146,9 +150,24 @@ def test_both_sides_of_a_condition_in_the_code_are_probed(condition: str, observ
 @traced
 def test_only_thread_blocks_of_a_large_product_run(observed: ComparedProbes) -> None:
     assert {p.tokens[0] for p, needs in observed.probes if needs is not None} >= {90909, 90910}
-    assert all(
-        (needs is not None) == (p.tokens[0] * p.n * p.k > 1 << 24) for p, needs in observed.probes[: observed.shapes]
-    )
+    of_shapes = observed.probes[: observed.shapes]
+    assert all(needs is not None or p.tokens[0] * p.n * p.k <= 1 << 24 for p, needs in of_shapes)
+    assert sum(p.tokens[0] * p.n * p.k for p, needs in of_shapes if needs is None) <= 1 << 27
+
+
+#: A grid that is wrong at some sizes → whether it is in a product (M, N, K).
+GRIDS: dict[str, Callable[[int, int, int], bool]] = {
+    "ceil(M * N, 128) - (N == 6144)": lambda m, n, k: n == 6144,
+    "ceil(M * N, 128) if M % 176 != 48 or M < 900 else 1": lambda m, n, k: m % 176 == 48 and m >= 900,
+    "min(ceil(M * N, 128), 9000)": lambda m, n, k: m * n > 9000 * 128,
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_both_sides_of_a_condition_in_a_launch_are_probed(grid: str, model: Model, tmp_path: Path) -> None:
+    source = altered(tmp_path, "cuda_q4_0.cu", '"ceil(M * N, 128)"', f'"{grid}"')
+    probes = [p for p, _ in shapes_compared_in(f"{source}:gemm", model).probes if grid in p.because]
+    assert {GRIDS[grid](p.tokens[0], p.n, p.k) for p in probes} == {False, True}
 
 
 #: Those that no product of the model meets: such a kernel fails before its code is looked at.
@@ -185,3 +204,75 @@ def test_the_plan_alone_looks_at_no_comparisons_and_says_so(tmp_path: Path) -> N
     assert rung.verdict == "passed"
     assert any(skipped.scope == "the plan alone" for skipped in rung.skipped)
     assert not any("the kernel's code compares with them" in note for note in rung.notes)
+
+
+# ---- kernels in Python -----------------------------------------------------------------------------------------------
+
+#: A condition in a kernel in Python → whether it holds in a product (M, N, K).
+OF_PYTHON: dict[str, Callable[[int, int, int], bool]] = {
+    "if 1500 <= M < 1600: pass": lambda m, n, k: 1500 <= m < 1600,
+    "if N >= 5000 and N % 64 == 0: pass": lambda m, n, k: n >= 5000 and n % 64 == 0,
+    "if K > 20000: pass": lambda m, n, k: k > 20000,
+    "if M * N > 3000000: pass": lambda m, n, k: m * n > 3_000_000,
+    "tile = 64 if N % 192 == 64 else 32": lambda m, n, k: n % 192 == 64,
+    "TUNED.get((N, K))": lambda m, n, k: (n, k) == (896, 1024),
+    "match M:\n        case 1234: pass": lambda m, n, k: m == 1234,
+    "if N in (1537, 2049): pass": lambda m, n, k: n == 2049,
+    "if M == CFG.m: pass": lambda m, n, k: m == 777,
+    "if (N == 768) & (K == 2048): pass": lambda m, n, k: (n, k) == (768, 2048),
+    "helper.is_large(weights)": lambda m, n, k: n > 7000,
+    "compiled": lambda m, n, k: m % 160 == 80,
+    "np.zeros(70000)[:N]": lambda m, n, k: n > 70_000,
+}
+_HEAD = """
+import numpy as np
+import pytest
+import helper
+from gguf_verify import kernel
+TUNED = {(896, 1024): 4, (4864, 896): 2}
+class CFG: m = 777
+@pytest.fixture  # as one that compiles
+def compiled(m): return m % 160 == 80
+@kernel(formats=["Q4_0"], semantics="q8_1")
+def gemm(weights, activations, shape):
+    M, N, K = shape.m, shape.n, shape.k
+"""
+
+
+def in_python(folder: Path, statements: str) -> str:
+    (folder / "helper.py").write_text("def is_large(weights): return len(weights) > 7000")
+    (folder / "k.py").write_text(f"{_HEAD}    {statements}\n    return np.zeros((M, N), np.float32)\n")
+    return f"{folder / 'k.py'}:gemm"
+
+
+@pytest.fixture(scope="module")
+def observed_in_python(tmp_path_factory: pytest.TempPathFactory, model: Model) -> list[Probe]:
+    """The probes of kernels with a third of the conditions each, and of one whose call raises an exception."""
+    names, found = [*OF_PYTHON], []
+    for statements in (names[::3], names[1::3], names[2::3], ["raise ValueError"]):
+        folder = tmp_path_factory.mktemp("compared")
+        observed = shapes_compared_in(in_python(folder, "\n    ".join(statements)), model)
+        assert observed.why_not is None
+        assert all(needs is None for _, needs in observed.probes)
+        found += [probe for probe, _ in observed.probes]
+    return found
+
+
+@pytest.mark.parametrize("statements", OF_PYTHON)
+def test_both_sides_of_a_condition_in_python_are_probed(statements: str, observed_in_python: list[Probe]) -> None:
+    text = {"helper.is_large(weights)": "def is_large", "compiled": "def compiled"}.get(statements, statements)
+    of = [p for p in observed_in_python if text.partition("\n")[0] in p.because]
+    assert {OF_PYTHON[statements](p.tokens[0], p.n, p.k) for p in of} == {False, True}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import builtins; vars(builtins).pop('__gguf_verify_compares__', None)",
+        "import builtins; '__gguf_verify_compares__' in vars(builtins) and __import__('os')._exit(3)",
+        'import json; json.dumps = lambda said: \'{"files": ["/etc/passwd"], "comparisons": [[0, 1, 2]]}\'',
+    ],
+)
+def test_a_process_that_tells_nothing_of_use_gives_no_probes(statements: str, model: Model, tmp_path: Path) -> None:
+    observed = shapes_compared_in(in_python(tmp_path, statements), model)
+    assert all(probe.because.startswith("k.py:") for probe, _ in observed.probes)  # numbers that it told before

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import api
 from .child import OracleRunner, Runner, import_kernel, serve
+from .observation import Observer
 from .python_kernel import runner_of
 from .tracing import observe
 
@@ -27,6 +28,11 @@ def _runner(asked: dict[str, Any]) -> Runner:
 
         return FunctionRunner(asked)
     path = Path(asked["path"])
+    if asked.get("compares"):
+        from .reporting import report
+
+        reporter = report(Observer(path).own)
+        return runner_of(import_kernel(path, asked["name"], reporter.code_of), reporter=reporter)
     observer = None if asked.get("oracle") else observe(path)
     found = import_kernel(path, asked["name"])
     return runner_of(found, observer) if observer is not None else OracleRunner(found)

@@ -41,6 +41,9 @@ blocks. "not_tried": whether blocks wait for others.
     executed write what the process has executed of the author's code to the operand "executed", uint8[room]: the
              counters of the library of a "kernel", as gcov reads them; of a kernel in Python, JSON (`tracing`). The
              answer's "size" is that of all of it, even if there was no room.
+    reported as "run", in the process of a kernel in Python whose code reports its comparisons (`reporting`). They lie
+             in the output "reported", uint8[room], as JSON, of the answer's "size"; what the kernel returns, and its
+             faults, are ignored.
 
 Further fields of the answers report what only this process can see. They are believed if they speak against the kernel.
 
@@ -63,6 +66,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import CodeType
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,8 +139,16 @@ class OracleRunner:
         return out
 
 
-def import_kernel(path: Path, name: str) -> Any:
-    """Import NAME from FILE.py. Raises UsageError."""
+def _compiled(source: bytes, file: str) -> CodeType:
+    return compile(source, file, "exec", dont_inherit=True)
+
+
+def import_kernel(path: Path, name: str, compiled: Callable[[bytes, str], CodeType] = _compiled) -> Any:
+    """Import NAME from FILE.py. Raises UsageError.
+
+    Args:
+        compiled: compiles a source; the other argument is its path.
+    """
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     spec = importlib.util.spec_from_file_location("gguf_verify_foreign_kernel", path)
@@ -149,7 +161,7 @@ def import_kernel(path: Path, name: str) -> Any:
         # No bytecode: Python compares it with the source by size and modification second only, so an edit could go
         # unseen.
         sys.dont_write_bytecode = True
-        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+        exec(compiled(path.read_bytes(), str(path)), module.__dict__)
     except HarnessError as error:  # of the declaration
         raise UsageError(f"{path}: {error}") from None
     except BaseException as error:

@@ -51,6 +51,7 @@ from typing import Any
 from ...semantics.definition import OWN
 from ...support.errors import KernelFault, UsageError
 from ...support.near import meant, nearest
+from ..comparisons import Compared, Comparison, Operands
 from ..launches import Launched
 from .api import KEYS, strings
 from .declaration import Declaration, declaration_of_table
@@ -156,6 +157,20 @@ class CallDeclaration:
         steps = [step for step in self.steps if step.happens(names)]
         return None if any(step.grid is None for step in steps) else tuple(step.launched(names) for step in steps)
 
+    def compared(self, names: Mapping[str, int]) -> Compared:
+        """Return the comparisons in the conditions and sizes of its launches. Raises KernelFault."""
+        found: Compared = {}
+        for i, step in enumerate(self.steps):
+            happens = step.happens(names)
+            if step.when is not None:
+                place = f"when = {step.when.source!r}"
+                found[Comparison(place, i << 16)] = Operands.of(step.when.value(names), 0)
+                found |= _compared(step.when, place, i << 16, names)
+            for key, of in (("grid", step.grid), ("block", step.block), ("shared", (step.shared,))) if happens else ():
+                for axis, expression in enumerate(of or ()):
+                    found |= _compared(expression, f"{key} = {expression.source!r}", (4 * i + axis) << 16, names)
+        return found
+
     def messages(
         self, fmt: str, names: Mapping[str, int], symbol: str = "", unpacks: bool = False
     ) -> list[dict[str, Any]]:
@@ -185,6 +200,12 @@ class CallDeclaration:
         if not out:
             raise KernelFault(f"at {at} the kernel makes no launch: no condition (when) holds")
         return out
+
+
+def _compared(expression: Expression, place: str, first: int, names: Mapping[str, int]) -> Compared:
+    """Return the comparisons of an expression; their numbers follow `first`."""
+    pairs = expression.compared(names).items()
+    return {Comparison(place, first + 1 + number): Operands.of(*pair) for number, pair in pairs}
 
 
 def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:

@@ -67,9 +67,46 @@ class Expression:
             m, n, k = (names[name] for name in "MNK")
             raise KernelFault(f"{self.source} divides by zero or overflows at M={m}, N={n}, K={k}") from None
 
+    def compared(self, names: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+        """Return the two numbers of each comparison in it, of `min` and of `max`; of a quotient, its remainder and 0.
+
+        The keys are the same for all `names`. Raises KernelFault.
+        """
+        numbers = {node: number for number, node in enumerate(ast.walk(self._root))}
+        found: dict[int, tuple[int, int]] = {}
+
+        def value(node: ast.AST) -> int:
+            made = _evaluated(node, value, names)
+            sides = _sides(node)
+            if sides is not None:
+                a, b = (_value(side, names) for side in sides)
+                found[numbers[node]] = (a % b, 0) if _divides(node) else (a, b)
+            return made
+
+        self.value(names)  # raises KernelFault
+        value(self._root)
+        return found
+
     def uses(self, name: str) -> bool:
         """Return whether it depends on a name."""
         return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(self._root))
+
+
+def _sides(node: ast.AST) -> tuple[ast.AST, ast.AST] | None:
+    """Return the operands that a comparison, a function or a quotient compares; None for anything else."""
+    match node:
+        case ast.Compare(left=left, comparators=[right]):
+            return left, right
+        case ast.BinOp(left=left, op=ast.Div() | ast.FloorDiv(), right=right):
+            return left, right
+        case ast.Call(args=[left, right]):
+            return left, right
+    return None
+
+
+def _divides(node: ast.AST) -> bool:
+    ceil = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ceil"
+    return ceil or isinstance(node, ast.BinOp)
 
 
 def _value(node: ast.AST, names: Mapping[str, int]) -> int:

@@ -35,7 +35,7 @@ from ...semantics.order import ASCENDING, Order
 from ...semantics.sums import Product
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ...support.text import printable
-from ..comparisons import Compared
+from ..comparisons import CodeNumber, Compared, Observation
 from ..domain import Domain, Extent
 from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst_of_slots
 from ..interface import Kernel, Weights
@@ -58,6 +58,7 @@ from .names import TIME_LIMIT
 from .operands import Wall, dtype_of
 from .oracle import ForeignOracle
 from .products import ORDINARY, Arrays, Given, Products, Runs, ThreadBlocks
+from .reported import Reports
 from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
@@ -107,6 +108,7 @@ class ForeignKernel(Kernel):
         self._conversation = source.converse("the kernel", time_limit, verbose)
         #: The operands that its process holds.
         self.loaded, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
+        self._reports = Reports.in_code(source, time_limit, verbose)
         try:
             said = self._conversation.begin()
             self.declaration = (
@@ -203,6 +205,7 @@ class ForeignKernel(Kernel):
 
     @property
     def texts(self) -> Mapping[str, str]:
+        self._executions.look(self._conversation)
         return self._executions.texts()
 
     @property
@@ -271,10 +274,25 @@ class ForeignKernel(Kernel):
         return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
 
     @property
-    def compares(self) -> bool:  # type: ignore[override]
-        return self._comparisons is not None and self.declaration.computes == "gemm"
+    def compares(self) -> Observation | None:  # type: ignore[override]
+        if self.declaration.computes != "gemm":
+            return None
+        if self._reports is not None:
+            return "calls"
+        if self._comparisons is not None:
+            return "thread blocks"
+        return None if self.declares is None else "launches"
+
+    @property
+    def numbers(self) -> Sequence[CodeNumber]:  # type: ignore[override]
+        return () if self._reports is None else self._reports.numbers
+
+    def compared_in_launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> Compared:
+        return {} if self.declares is None else self.declares.compared(self.operands.names(fmt, m, n, k))
 
     def compared(self, product: SparseProduct, numbers: Sequence[int]) -> Compared | None:
+        if self._reports is not None:
+            return self._reports.of(product, self.operands)
         if self._comparisons is None:
             return None
         call, names = self._sparse(product)
@@ -603,6 +621,8 @@ class ForeignKernel(Kernel):
         self._conversation.stop()
         self.loaded.close()
         self._blocks.close()
+        if self._reports is not None:
+            self._reports.close()
         if self._oracle is not None:
             self._oracle.close()
         self._source.close()

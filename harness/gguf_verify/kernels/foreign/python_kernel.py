@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from .faults import Fault, raised, unchanged
 from .frames import Frame, as_array, described, frame_of, poison_answer
 from .observation import Observer
 from .operands import Mapped
+from .reporting import Reporter
 
 _MATRICES = ("weights", "activations", "output")
 
@@ -44,14 +46,15 @@ def frames_of(table: dict[str, Any]) -> tuple[Frame, Frame]:
     return frame_of(arrays, device), frame_of(arrays, device)
 
 
-def runner_of(kernel: Any, observer: Observer | None = None) -> Runner:
+def runner_of(kernel: Any, observer: Observer | None = None, reporter: Reporter | None = None) -> Runner:
     """Return the runner of a kernel. Raises UsageError if its declaration is invalid; EnvironmentFault.
 
     Args:
         observer: has observed the import of its file; None: the kernel was imported before.
+        reporter: its code reports its comparisons to it; None: it does not.
     """
     kind = TaskRunner if getattr(kernel, "computes", "gemm") in TASKS else PythonRunner
-    return kind(kernel, observer)
+    return kind(kernel, observer, reporter)
 
 
 class PythonFunction:
@@ -60,8 +63,8 @@ class PythonFunction:
     Raises UsageError if it has no declaration; EnvironmentFault if the library of its arrays is missing.
     """
 
-    def __init__(self, kernel: Any, observer: Observer | None = None) -> None:
-        self._observer = observer
+    def __init__(self, kernel: Any, observer: Observer | None = None, reporter: Reporter | None = None) -> None:
+        self._observer, self._reporter = observer, reporter
         if observer is not None:
             observer.kernel = kernel
         self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
@@ -89,6 +92,24 @@ class PythonFunction:
             room[: len(content)] = np.frombuffer(content, np.uint8)
         return {"size": len(content)}
 
+    def reported(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        """Make a call, and write the comparisons of it and of loading to the operand "reported": `Reporter.said`.
+
+        Returns their size in bytes. Nothing is written if there is less room.
+        """
+        if self._reporter is None:
+            raise Fault("its code does not report its comparisons")
+        room = operands.pop("reported").array
+        with contextlib.suppress(Fault):
+            self.run(question, operands)
+        content = self._reporter.said()
+        if len(content) <= len(room):
+            room[: len(content)] = np.frombuffer(content, np.uint8)
+        return {"size": len(content)}
+
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        raise NotImplementedError
+
     def _begin_call(self) -> None:
         if self._observer is not None:
             self._observer.new_call()
@@ -112,8 +133,8 @@ class PythonFunction:
 class PythonRunner(PythonFunction):
     """A kernel that multiplies."""
 
-    def __init__(self, kernel: Any, observer: Observer | None = None) -> None:
-        super().__init__(kernel, observer)
+    def __init__(self, kernel: Any, observer: Observer | None = None, reporter: Reporter | None = None) -> None:
+        super().__init__(kernel, observer, reporter)
         self._pack = getattr(kernel, "pack", None)
 
     def declared(self) -> dict[str, Any]:
@@ -173,8 +194,8 @@ class PythonRunner(PythonFunction):
 class TaskRunner(PythonFunction):
     """A kernel without a product: a dequantizer, a quantizer or a repacking."""
 
-    def __init__(self, kernel: Any, observer: Observer | None = None) -> None:
-        super().__init__(kernel, observer)
+    def __init__(self, kernel: Any, observer: Observer | None = None, reporter: Reporter | None = None) -> None:
+        super().__init__(kernel, observer, reporter)
         self._unpack = getattr(kernel, "unpack", None)
         #: A packed array that was made before the verifier had room for it.
         self._kept: npt.NDArray[Any] | None = None

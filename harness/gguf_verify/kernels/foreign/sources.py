@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import json
 import os
@@ -53,6 +54,16 @@ class Source(ABC):
     @abstractmethod
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         """Start its process, or that of its oracle. The other arguments are those of `ChildProcess`."""
+
+    def reporting(self) -> Source | None:
+        """Return the same source, whose code reports its comparisons (`reporting`); None if it cannot. It shares this
+        one's files, and is not closed."""
+        return None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a kernel in Python. Raises KeyError of another one."""
+        raise KeyError
 
     def converse(
         self, who: str, time_limit: float, verbose: bool, fault: type[KernelFault] = KernelFault, oracle: bool = False
@@ -112,6 +123,18 @@ class File(Source):
         copies = Copies(self._named, path_elsewhere())
         self.opened.watch(copies)
         return copies
+
+    def reporting(self) -> File | None:
+        if "path" not in self._asked:
+            return None
+        _ = self.opened, self._copies  # made before, both are shared
+        found = copy.copy(self)
+        found._asked = {**self._asked, "compares": True}
+        return found
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._asked["path"]).parent
 
     def close(self) -> None:
         self.opened.close()

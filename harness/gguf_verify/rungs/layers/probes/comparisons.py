@@ -25,8 +25,10 @@ Shape = tuple[int, int, int]
 #: The comparisons of a call of a shape; None if it cannot be made.
 Observe = Callable[[Shape], Compared | None]
 
-#: Calls that are observed; bases; steps over which a period is searched.
-_MOST_OBSERVED, _MOST_BASES, _PERIOD = 500, 10, 256
+#: Shapes from which comparisons beside are solved again; steps over which a period is searched.
+_MOST_JOINT, _PERIOD = 8, 256
+#: Lines between comparisons that may be parts of one condition.
+_BESIDE = 1
 #: Sizes of tiles that kernels have, and all steps of a period, these first.
 _TILES = tuple(tile << i for tile in (1, 3) for i in range(9) if tile << i <= _PERIOD)
 _STEPS = (*_TILES, *sorted({*range(1, _PERIOD)} - {*_TILES}))
@@ -34,6 +36,28 @@ _STEPS = (*_TILES, *sorted({*range(1, _PERIOD)} - {*_TILES}))
 _BASE, _LARGEST = (3, 33, 2), (1 << 21, 1 << 21, 1 << 16)
 #: Steps from a base at which the operands are observed first.
 _OFFSETS = (0, 1, 5, 25, 125, 625, 3125, 15_625, 78_125, 390_625)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Limits of the search.
+
+    Args:
+        observed: calls.
+        bases: shapes from which comparisons that are only made there are solved.
+        offsets: steps from a base at which the operands are observed first.
+        periods: steps in which a comparison is searched that is not made at a base's neighbour.
+    """
+
+    observed: int
+    bases: int
+    offsets: tuple[int, ...]
+    periods: tuple[int, ...]
+
+
+#: Of thread blocks, which cost the same at every size; and of whole calls.
+OF_BLOCKS = Effort(500, 10, _OFFSETS, _STEPS)
+OF_CALLS = Effort(1000, 40, (0, 1, 25, 625), _TILES)
 
 
 @dataclass(frozen=True)
@@ -51,25 +75,28 @@ class Boundary:
     shapes: tuple[Shape, ...]
 
 
-def boundaries(domain: Domain, unit: int, observe: Observe) -> list[Boundary]:
+def boundaries(domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS) -> list[Boundary]:
     """The shapes at which comparisons change their outcome, those first that the shape alone decides.
 
     Args:
         domain: of the kernel; no shape is outside, and none is observed there.
         unit: K is a multiple of this.
     """
-    search = _Search(domain, unit, observe)
+    search = _Search(domain, unit, observe, effort)
     first = search.first()
-    bases, seen, found = [] if first is None else [first], set[Comparison](), dict[Boundary, None]()
+    bases, seen = [] if first is None else [first], set[Comparison]()
+    found, solved = dict[Boundary, None](), list[tuple[Shape, Comparison]]()
     for base in bases:
         here = search.at(base) or {}
         new = [one for one in here if one not in seen]
         seen |= here.keys()
-        for boundary in search.around(base, new):
+        for boundary, at, comparison in search.around(base, new):
             found[boundary] = None
+            solved.append((at, comparison))
             for shape in boundary.shapes:
-                if len(bases) < _MOST_BASES and {*(search.at(shape) or {})} - seen - search.known(bases):
+                if len(bases) < effort.bases and {*(search.at(shape) or {})} - seen - search.known(bases):
                     bases.append(shape)
+    found |= dict.fromkeys(search.jointly(solved))
     return sorted(found, key=lambda boundary: not boundary.uniform)
 
 
@@ -91,11 +118,12 @@ class _Search:
     domain: Domain
     unit: int
     observe: Observe
+    effort: Effort
     _observed: dict[Shape, Compared | None] = field(default_factory=dict)
 
     def at(self, shape: Shape) -> Compared | None:
         if shape not in self._observed:
-            if len(self._observed) >= _MOST_OBSERVED:
+            if len(self._observed) >= self.effort.observed:
                 return None
             self._observed[shape] = self.observe(shape)
         return self._observed[shape]
@@ -117,14 +145,49 @@ class _Search:
         extent = (self.domain.m, self.domain.n, self.domain.k)[d]
         return math.lcm(extent.multiple, self.unit) if d == 2 else extent.multiple
 
-    def around(self, base: Shape, comparisons: list[Comparison]) -> Iterator[Boundary]:
-        """The boundaries of some comparisons along each dimension from a base."""
+    def around(
+        self, base: Shape, comparisons: list[Comparison]
+    ) -> Iterator[tuple[Boundary, Shape, Comparison]]:  # fmt: skip
+        """The boundaries of some comparisons along each dimension from a base, with the shape of each change."""
         for comparison in comparisons:
             for d in range(3):
                 line = _Line(self, base, d, comparison)
                 for signal in line.signals():
                     for crossing in line.crossings(signal):
-                        yield Boundary(comparison.place, line.uniform(crossing), line.beside(crossing))
+                        boundary = Boundary(comparison.place, line.uniform(crossing), line.beside(crossing))
+                        yield boundary, line.shape(crossing), comparison
+
+    def jointly(self, solved: list[tuple[Shape, Comparison]]) -> Iterator[Boundary]:
+        """The boundaries of comparisons beside one that is solved, from where it is: they may be one condition.
+
+        Those on the same line come first.
+        """
+        tried = set[Shape]()
+        for apart in range(_BESIDE + 1):
+            waiting: list[tuple[Shape, tuple[Comparison, ...]]] = [(at, (one,)) for at, one in solved]
+            for at, others in waiting:
+                beside = [
+                    one for one, operands in (self.at(at) or {}).items()
+                    if operands.uniform and one not in others and _lines_between(one, others) == apart
+                ]  # fmt: skip
+                if not beside or at in tried or len(tried) >= _MOST_JOINT:
+                    continue
+                tried.add(at)
+                for boundary, further, comparison in self.around(at, beside):
+                    if boundary.uniform:
+                        yield boundary
+                        waiting.append((further, (*others, comparison)))
+
+
+def _lines_between(one: Comparison, others: tuple[Comparison, ...]) -> int | None:
+    """How many lines a comparison is from the farthest of others, in one file or expression."""
+    if all(one.place == other.place for other in others):
+        return 0
+    places = [place.rpartition(":") for place in (one.place, *(other.place for other in others))]
+    if len({file for file, _, _ in places}) > 1 or not all(line.isdecimal() for _, _, line in places):
+        return None
+    lines = [int(line) for _, _, line in places]
+    return max(abs(lines[0] - line) for line in lines)
 
 
 @dataclass
@@ -139,11 +202,11 @@ class _Line:
     def __post_init__(self) -> None:
         self.start, self.step = self.base[self.dimension], self.search.step(self.dimension)
         # behind a remainder, the comparison is only made once in a period
-        for steps in _STEPS:
+        for steps in self.search.effort.periods:
             if self.operands(self.start + steps * self.step) is not None:
                 self.step *= steps
                 break
-        sizes = (self.start + steps * self.step for steps in _OFFSETS)
+        sizes = (self.start + steps * self.step for steps in self.search.effort.offsets)
         self.sizes = [size for size in sizes if self.operands(size) is not None]
 
     def shape(self, size: int) -> Shape:
@@ -157,7 +220,7 @@ class _Line:
 
     def uniform(self, size: int) -> bool:
         operands = self.operands(size)
-        return operands is not None and len({*operands.a}) == len({*operands.b}) == 1
+        return operands is not None and operands.uniform
 
     def value(self, signal: _Signal, size: int) -> float | None:
         operands = self.operands(size)

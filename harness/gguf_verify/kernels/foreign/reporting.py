@@ -1,0 +1,223 @@
+"""The comparisons that rewritten code of a kernel in Python (`rewriting`) reports while it runs."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.machinery
+import itertools
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from types import CodeType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from .rewriting import AXIS, EQUAL, KEY, MEMBER, REPORTER, Number, rewritten
+
+#: Most comparisons of a call, operands of one of them, and elements of a container.
+MOST, _MOST_TIMES, _MOST_ELEMENTS = 2000, 20_000, 256
+#: Most numbers of code that does not report.
+_MOST_NUMBERS = 200
+_CONTAINERS = (dict, tuple, list, set, frozenset, range)
+
+
+class Reporter:
+    """The operands of comparisons since the last answer.
+
+    Its methods with an argument `value` are called by rewritten code, and return it.
+
+    Args:
+        own: whether a file is the author's.
+    """
+
+    def __init__(self, own: Callable[[str], bool] = lambda _: False) -> None:
+        self._own = own
+        #: File and line of each comparison, by number.
+        self._places: list[tuple[str, int]] = []
+        self._numbers: dict[tuple[str, Number], None] = {}
+        self._left: dict[int, Any] = {}
+        #: Comparison, and which of its alternatives → smallest and largest left and right operand and difference.
+        self._made: dict[tuple[int, int], list[float]] = {}
+        self._times: dict[int, int] = {}
+
+    def code_of(self, source: bytes, file: str) -> CodeType:
+        """Compile a source so that it reports; as it is if it cannot be rewritten. Raises SyntaxError, ValueError."""
+        try:
+            made = rewritten(source, len(self._places), self._is_own)
+            code: CodeType = compile(made.tree, file, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return compile(source, file, "exec", dont_inherit=True)
+        self._places += [(file, line) for line in made.lines]
+        self._numbers |= dict.fromkeys((file, number) for number in made.numbers if abs(number.value) < 1 << 31)
+        return code
+
+    def _is_own(self, module: str) -> bool:
+        spec = importlib.machinery.PathFinder.find_spec(module)
+        return spec is not None and (spec.origin is None or self._own(spec.origin))
+
+    def left(self, number: int, value: Any) -> Any:
+        """Note a left operand, or what is subscripted."""
+        self._left[number] = _plain(value)
+        return value
+
+    def right(self, number: int, kind: int, value: Any, following: int = -1) -> Any:
+        """Note a right operand; it is the left one of the comparison `following`."""
+        left, plain = self._left.get(number), _plain(value)
+        if following >= 0:
+            self._left[following] = plain
+        if left is not None and plain is not None and self._may_note(number):
+            with contextlib.suppress(Exception):  # of the author's objects: the comparison itself raises them
+                self._note_right(number, kind, left, plain)
+        return value
+
+    def _note_right(self, number: int, kind: int, left: Any, plain: Any) -> None:
+        if kind == MEMBER and isinstance(plain, _CONTAINERS):
+            self._note_any(number, left, plain)
+        elif kind == KEY and isinstance(left, dict):
+            self._note_any(number, plain, left)
+        elif kind >= AXIS and isinstance(left, _Axes) and kind - AXIS < len(left.lengths):
+            if type(plain) is int and plain > 0:
+                self._note(number, left.lengths[kind - AXIS], plain, kind)
+        elif kind == EQUAL:
+            self._note(number, left, plain, 0)
+
+    def tested(self, number: int, value: Any) -> Any:
+        """Note a number that is tested as true or false."""
+        plain = _plain(value)
+        if type(plain) in (int, float) and self._may_note(number):
+            self._note(number, plain, 0, 0)
+        return value
+
+    def method(self, number: int, value: Any) -> Any:
+        """Note the dictionary whose method looks up a key."""
+        self._left[number] = _plain(getattr(value, "__self__", None))
+        return value
+
+    def matched(self, number: int, value: Any, alternatives: Callable[[], tuple[Any, ...]]) -> Any:
+        """Note the subject of a `match` statement and the constants of its patterns."""
+        if self._may_note(number):
+            with contextlib.suppress(Exception):  # of the author's attributes: the statement itself raises them
+                self._note_any(number, _plain(value), alternatives())
+        return value
+
+    def _may_note(self, number: int) -> bool:
+        times = self._times[number] = self._times.get(number, 0) + 1
+        return times <= _MOST_TIMES
+
+    def _note_any(self, number: int, value: Any, elements: Iterable[Any]) -> None:
+        if isinstance(elements, range):
+            elements = (elements.start, elements.stop)
+        for element in itertools.islice(elements, _MOST_ELEMENTS):
+            plain = _plain(element)
+            if plain is not None:
+                self._note(number, value, plain, zlib.crc32(repr(plain).encode()))
+
+    def _note(self, number: int, a: Any, b: Any, which: int) -> None:
+        """Note two numbers; of two tuples, each pair after equal ones."""
+        if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+            for i, (one, other) in enumerate(zip(a, b, strict=False) if len(a) == len(b) else ()):
+                if other is ...:
+                    continue
+                one, other = _plain(one), _plain(other)
+                self._note(number, one, other, zlib.crc32(f"{which} {i}".encode()))
+                if type(one) is not type(other) or one != other:
+                    return
+            return
+        if type(a) not in (int, float) or type(b) not in (int, float):
+            return
+        try:
+            ends = [float(a), float(b), float(a - b)]
+        except OverflowError:
+            return
+        before = self._made.get((number, which))
+        if before is not None:
+            for i, end in enumerate(ends):
+                before[2 * i], before[2 * i + 1] = min(before[2 * i], end), max(before[2 * i + 1], end)
+        elif len(self._made) < MOST and np.isfinite(ends).all():
+            self._made[number, which] = [end for end in ends for _ in range(2)]
+
+    def said(self) -> bytes:
+        """Return what `compared.of_python` reads, as JSON, and forget it."""
+        made, self._made, self._left = self._made, {}, {}
+        self._times = {}
+        files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _ in (*self._places, *self._numbers)))}
+        records = []
+        for (number, which), ends in made.items():
+            file, line = self._places[number]
+            records.append([files[file], line, number << 32 | which, *ends])
+        # those of conditions first
+        numbers = sorted(self._numbers, key=lambda of: not of[1].compared)[:_MOST_NUMBERS]
+        listed = [[files[file], of.line, of.value, of.period] for file, of in numbers]
+        return json.dumps({"files": list(files), "comparisons": records, "numbers": listed}).encode()
+
+
+class _Axes:
+    """The lengths of an array's axes."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+
+
+def _plain(value: Any) -> Any:
+    """Return a number as Python's, a container as it is, an array's axes; None for anything else."""
+    kind = type(value)
+    if kind in (int, float) or isinstance(value, _CONTAINERS):
+        return value
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    if isinstance(value, Mapping):
+        with contextlib.suppress(Exception):
+            return dict(itertools.islice(value.items(), _MOST_ELEMENTS))
+        return None
+    if isinstance(value, int) and kind is not bool:  # of an enumeration
+        return int(value)
+    lengths = getattr(value, "shape", None) if kind.__module__ in ("numpy", "torch", "cupy") else None
+    return _Axes(tuple(map(int, lengths))) if isinstance(lengths, tuple) else None
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module of the author, rewritten."""
+
+    def __init__(self, name: str, path: str, reporter: Reporter) -> None:
+        super().__init__(name, path)
+        self._reporter = reporter
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self._reporter.code_of(self.get_data(path), path)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the author."""
+
+    def __init__(self, own: Callable[[str], bool], reporter: Reporter) -> None:
+        self._own, self._reporter = own, reporter
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return None
+        file = os.path.abspath(spec.loader.path)
+        if not self._own(file):
+            return None
+        spec.loader = _Loader(fullname, file, self._reporter)
+        return spec
+
+
+def report(own: Callable[[str], bool]) -> Reporter:
+    """Have the files of the author report their comparisons. They are not imported yet.
+
+    Args:
+        own: whether a file is the author's.
+    """
+    reporter = Reporter(own)
+    setattr(builtins, REPORTER, reporter)
+    sys.meta_path.insert(0, _Finder(own, reporter))
+    return reporter
