@@ -14,6 +14,7 @@ from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.comparisons import Compared, Comparison, Operands
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent
+from gguf_verify.kernels.foreign.compared import Comparisons
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
@@ -67,6 +68,12 @@ def test_both_ends_of_a_range_that_is_one_comparison() -> None:
 
 def test_a_quotient_changes_at_both_ends_of_its_period() -> None:
     assert {(3, 5887, 64), (3, 5888, 64)} <= found(code(lambda m, n, k: (n // 128, 46)))
+
+
+def test_a_product_of_sizes_that_the_other_one_does_not_divide() -> None:
+    shapes = found(code(lambda m, n, k: (m * n, 25600), lambda m, n, k: (n * k, 800_000)))
+    assert any(m * n == 25600 for m, n, _ in shapes)
+    assert any(n * k == 800_000 for _, n, k in shapes)
 
 
 def test_a_comparison_behind_another_one_is_searched_among_the_shapes_where_it_is_made() -> None:
@@ -204,6 +211,17 @@ def test_the_plan_alone_looks_at_no_comparisons_and_says_so(tmp_path: Path) -> N
     assert rung.verdict == "passed"
     assert any(skipped.scope == "the plan alone" for skipped in rung.skipped)
     assert not any("the kernel's code compares with them" in note for note in rung.notes)
+
+
+def test_numbers_in_the_text_are_tried_where_comparisons_are_not_observed(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(Comparisons, "in_code", lambda _: None)
+    source = kernel_with(tmp_path, "    if (M >= 1500 && M < 1600 || N % 192 == 64) acc += 1.0f;")
+    probes = [p for p, needs in shapes_compared_in(f"{source}:gemm", model).probes if needs is None]
+    assert {1499, 1500, 1599, 1600} <= {p.tokens[0] for p in probes}
+    assert any(p.n % 192 == 64 and "M >= 1500" in p.because for p in probes)
 
 
 # ---- kernels in Python -----------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ from .operands import Wall, dtype_of
 from .oracle import ForeignOracle
 from .products import ORDINARY, Arrays, Given, Products, Runs, ThreadBlocks
 from .reported import Reports
+from .source_numbers import numbers_in
 from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
@@ -285,7 +286,9 @@ class ForeignKernel(Kernel):
 
     @property
     def numbers(self) -> Sequence[CodeNumber]:  # type: ignore[override]
-        return () if self._reports is None else self._reports.numbers
+        if self._reports is not None:
+            return self._reports.numbers
+        return () if self._compiled is None or self._comparisons is not None else numbers_in(self.texts)
 
     def compared_in_launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> Compared:
         return {} if self.declares is None else self.declares.compared(self.operands.names(fmt, m, n, k))

@@ -151,11 +151,22 @@ class _Search:
         """The boundaries of some comparisons along each dimension from a base, with the shape of each change."""
         for comparison in comparisons:
             for d in range(3):
-                line = _Line(self, base, d, comparison)
-                for signal in line.signals():
-                    for crossing in line.crossings(signal):
-                        boundary = Boundary(comparison.place, line.uniform(crossing), line.beside(crossing))
-                        yield boundary, line.shape(crossing), comparison
+                lines = [_Line(self, base, d, comparison)]
+                for line in lines:
+                    for signal in line.signals():
+                        for crossing in line.crossings(signal):
+                            boundary = Boundary(comparison.place, line.uniform(crossing), line.beside(crossing))
+                            yield boundary, line.shape(crossing), comparison
+                            if line is lines[0] and line.leaps(signal, crossing):
+                                lines += [_Line(self, other, d, comparison) for other in self.least(base, d)]
+
+    def least(self, base: Shape, d: int) -> Iterator[Shape]:
+        """A base with the least size of each other dimension in turn: a product of sizes has the least slope there."""
+        for e in {*range(3)} - {d}:
+            size = self.near(e, 1)
+            if size is not None and size != base[e]:
+                m, n, k = (size if i == e else other for i, other in enumerate(base))
+                yield m, n, k
 
     def jointly(self, solved: list[tuple[Shape, Comparison]]) -> Iterator[Boundary]:
         """The boundaries of comparisons beside one that is solved, from where it is: they may be one condition.
@@ -255,6 +266,11 @@ class _Line:
             middle = last + (end - last) // (2 * self.step) * self.step
             last, end = (middle, end) if self.value(signal, middle) == 0 else (last, middle)
         return first, end
+
+    def leaps(self, signal: _Signal, size: int) -> bool:
+        """Whether the signal changes its sign at a size without being 0: `M * N == 25600` if N does not divide it."""
+        there, before = self.value(signal, size), self.value(signal, size - self.step)
+        return there is not None and before is not None and there * before < 0 and self.uniform(size)
 
     def crossing(self, signal: _Signal) -> int | None:
         points = [(size, self.value(signal, size) or 0.0) for size in self.sizes]
