@@ -27,8 +27,9 @@ from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
+from gguf_verify.rungs.index_limits import Huge, huge
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import Huge, huge, wide
+from gguf_verify.rungs.plan import wide
 from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.tasks.large import LargeTask, Repeating
 from gguf_verify.rungs.thread_blocks import BlocksAlone

@@ -39,7 +39,8 @@ from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
 from .compared import compared_shapes
-from .huge import HugeFound, HugeProbes
+from .findings import HugeFound
+from .huge import HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
 from .turns import ORDER, called_in_turn, turns_of
@@ -150,8 +151,8 @@ class TypeProbes:
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
                 tokens=in_words(tokens | {0} if no_tokens else tokens), rows=in_words(rows), columns=in_words(columns),
-                values=tuple(sorted(found.values)), indices=tuple(large.indices), grids=tuple(large.grids),
-                not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
+                values=tuple(sorted(found.values)), indices=tuple(large.indices), large=tuple(large.large),
+                grids=tuple(large.grids), not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
 
@@ -191,7 +192,7 @@ class TypeProbes:
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
         result = self._result
-        for check, done in (("indices", large.indices), ("grids", large.grids)):
+        for check, done in (("indices", large.indices + large.large), ("grids", large.grids)):
             if done:
                 result.did(check, len(done))
         for check, skipped in (("shapes", self.found.not_covered), ("indices", large.not_covered)):
@@ -211,8 +212,11 @@ class TypeProbes:
             return HugeFound()
         probes = self._huge()
         if self._only is not None:
-            (probes.check_grids if self._only.kind == "grid" else probes.check_indices)(domain)
-            self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices))
+            for check in (
+                (probes.check_grids,) if self._only.kind == "grid" else (probes.check_indices, probes.check_whole)
+            ):
+                check(domain)
+            self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices) + len(probes.found.large))
             return probes.found
         probes.check_grids(domain)
         if brief:
@@ -221,6 +225,7 @@ class TypeProbes:
             probes.found.not_covered.append(("indices of 2^31 and more", "the kernel is wrong already"))
         else:
             probes.check_indices(domain)
+            probes.check_whole(domain)
         return probes.found
 
     def _huge(self) -> HugeProbes:
