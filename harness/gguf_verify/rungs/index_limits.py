@@ -16,8 +16,8 @@ from .plan import near
 
 Shape = tuple[int, int, int]
 
-#: The first whole numbers that an index does not hold: an int, a float, an unsigned short, a short.
-LIMITS = (2**31, 2**24, 2**16, 2**15)
+#: The first whole numbers that an index does not hold: a short, an unsigned short, a float, an int, an unsigned int.
+LIMITS = (2**15, 2**16, 2**24, 2**31, 2**32)
 #: Tokens and rows of outputs past 2^31 and past 2^32; and the many of either whose operands are so large, beside a few.
 #: No size is even, so that what wraps at a power of two meets another place of a row. A grid can count the many in
 #: tiles of 16, also in y.
@@ -59,17 +59,14 @@ class Huge:
         """The values of its large operand, or its tokens or rows."""
         return passes(self.what, (self.m, self.n, self.k))
 
-    def below(self, limit: int) -> tuple[tuple[int, int], ...]:
-        """(M, N) at which no index reaches a limit: as `small`; of outputs also as few with the dimension large that is
-        smaller there, to distinguish a limit of that dimension from an overflow."""
+    @property
+    def below(self) -> tuple[tuple[int, int], ...]:
+        """(M, N) at which no index of the large operand reaches the limit: `small`; of outputs also as few with the
+        dimension large that is smaller there, to distinguish a limit of that dimension from an overflow."""
         m, n = self.small
-        if m != self.m:
-            m = max(1, m * limit // self.limit)
-        else:
-            n = max(1, n * limit // self.limit)
         if self.what != "M·N":
-            return ((m, n),)
-        return (m, n), (self.m, max(1, self.n * m // self.m)) if m != self.m else (max(1, self.m * n // self.n), n)
+            return (self.small,)
+        return self.small, (self.m, max(1, self.n * m // self.m)) if m != self.m else (max(1, self.m * n // self.n), n)
 
     @property
     def crossings(self) -> tuple[float, ...]:

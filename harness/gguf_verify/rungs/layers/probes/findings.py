@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ....diagnosis.observed import OBSERVED
 from ....gguf.file import Tensor
 from ....results.calls import Call
 from ....results.diagnoses import FaultMatch, LocatedDiagnosis
@@ -12,7 +11,6 @@ from ....results.failures import Failure
 from ....results.rungs import RungResult
 from ....support.text import printable
 from ...explain import Explanations
-from ...index_limits import Shape
 from .repeating import Wrong
 
 
@@ -61,10 +59,3 @@ class Findings:
                     lines=(f"{named.words}. Fix: {named.fix}",), type=self.tensor.type.name, call=self.call,
                 )
             )  # fmt: skip
-
-
-def narrow(right: Shape, wrong: str, counted: str = "") -> str:
-    """What is said of an index that its type does not hold."""
-    m, n, k = right
-    between = f" ({counted})" if counted else ""
-    return f"{OBSERVED['narrow-index'].words}: right at M={m}, N={n}, K={k}, and wrong at {wrong}{between}"

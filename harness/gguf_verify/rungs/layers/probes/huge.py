@@ -29,12 +29,13 @@ from ....results.calls import Call
 from ....results.rungs import RungResult
 from ....support.errors import EnvironmentFault, KernelFault
 from ...explain import Explanations
-from ...index_limits import LIMITS, Huge, huge, large
+from ...index_limits import Huge, huge, large
 from ...judging import KERNEL, leave_weak
 from ...plan import Probe, wide
 from ...run import Run
 from ...thread_blocks import SHARE, BlocksAlone, dependence, too_many
-from .findings import Findings, narrow
+from .borders import explained
+from .findings import Findings
 from .limits import limit_of, record_limit
 from .repeating import RepeatingProducts, Single, Wrong
 from .whole import WholeProducts
@@ -197,17 +198,14 @@ class HugeProbes:
             self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
             self._past.add(size.what)
             return None
-        self._explain(
-            size, wrong, next((limit for limit in LIMITS if self._right_below(limit, size, kernel, needs)), 0)
-        )
-
-    def _right_below(self, limit: int, size: Huge, kernel: Kernel, needs: tuple[Needs, ...]) -> bool:
-        """Whether smaller products are correct, in which no index reaches a limit. If not, it is a window of M or N, or
-        a grid that ends."""
-        if limit > size.limit:
-            return False
-        below = [at for at in size.below(limit) if at[0] in kernel.domain.m and at[1] in kernel.domain.n]
-        return bool(below) and all(self._right(kernel, (m, n, size.k), needs) for m, n in below)
+        # if it is wrong without an overflow too, it is a window of M or N, or a grid that ends
+        below = [at for at in size.below if at[0] in kernel.domain.m and at[1] in kernel.domain.n]
+        if size.limit == 2**31 and below and all(self._right(kernel, (m, n, size.k), needs) for m, n in below):
+            return self._overflows(size, wrong)
+        return explained(
+            self._findings, self._products, size.what, kernel.domain, (size.m, size.n, size.k), wrong,
+            lambda shape: self._right(kernel, shape, needs),
+        )  # fmt: skip
 
     def _right(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...]) -> bool:
         """Whether the tried thread blocks of a smaller product are correct."""
@@ -236,7 +234,11 @@ class HugeProbes:
             right = isinstance(small, Launched)
             if isinstance(small, Launched):
                 right = self._quantized(kernel, size.small[0], size.k, small, ())[0] is None
-            self._explain(size, replace(wrong, words=f"{what}: {wrong.words}"), size.limit if right else 0)
+            wrong = replace(wrong, words=f"{what}: {wrong.words}")
+            if right:
+                self._overflows(size, wrong)
+            else:
+                self._findings.fail(wrong, f"M={size.m}, N={size.n}, K={size.k}")
         except EnvironmentFault as error:
             self._leave("M·K of the quantizer", str(error))
         except KernelFault as error:
@@ -302,23 +304,14 @@ class HugeProbes:
 
     # ---- findings ----------------------------------------------------------------------------------------------------
 
-    def _explain(self, size: Huge, wrong: Wrong, limit: int) -> None:
-        """Record a fault, and that an index passes a limit if the kernel is correct where none can.
-
-        Args:
-            limit: the largest below which it is; 0 for none.
-        """
-        where = f"M={size.m}, N={size.n}, K={size.k}"
-        if not limit:
-            return self._findings.fail(wrong, where)
-        (m, n), *_ = size.below(limit)
-        if limit == 2**31:
-            words = (
-                f"an index or a count overflows 32 bits: right at M={m}, N={n}, K={size.k}, where {size.what} takes "
-                f"less than 2^31 values and bytes, and wrong at {where}"
-            )
-            return self._findings.fail(wrong, where, observed("index-past-2^31", words))
-        self._findings.fail(wrong, where, observed("narrow-index", narrow((m, n, size.k), where)))
+    def _overflows(self, size: Huge, wrong: Wrong) -> None:
+        """Record a fault of a kernel that is correct where no index overflows."""
+        where, (m, n) = f"M={size.m}, N={size.n}, K={size.k}", size.small
+        words = (
+            f"an index or a count overflows 32 bits: right at M={m}, N={n}, K={size.k}, where {size.what} takes less "
+            f"than 2^31 values and bytes, and wrong at {where}"
+        )
+        self._findings.fail(wrong, where, observed("index-past-2^31", words))
 
 
 def _some(count: int, seed: int) -> list[int]:

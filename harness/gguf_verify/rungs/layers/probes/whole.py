@@ -8,20 +8,18 @@ that differ are judged too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ....diagnosis.observed import observed
 from ....formats.tensor_types import WeightFormat
 from ....kernels.domain import Domain
 from ....support.errors import EnvironmentFault, KernelFault, NotRun
-from ...index_limits import LIMITS, Large, Shape, passes
-from ...plan import near
+from ...index_limits import Large, Shape, passes
 from ...run import Run
-from .findings import Findings, narrow
+from .borders import explained, shape_in_words
+from .findings import Findings
 from .limits import Refusal, limit_of, record_limit
 from .repeating import Judged, RepeatingProducts, Single, Wrong
 
@@ -34,8 +32,6 @@ _ROWS = 521
 _ALL, _PAST, _ANY, _DIFFERING = 48, 24, 16, 48
 #: The longest that a product may take, in seconds, as the smaller one predicts.
 MOST_SECONDS = 10.0
-#: How much smaller a product is that must be correct where the first wrong one is searched for.
-_LESS = 19
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class WholeProducts:
         found, before = self.findings.found, list[tuple[Shape, Ran]]()
         past = f"{large.what} of 2^{large.limit.bit_length() - 1} and more"
         for shape in large.shapes:
-            at, outputs = _in_words(shape), passes("M·N", shape)
+            at, outputs = shape_in_words(shape), passes("M·N", shape)
             if before and _predicted(*before[-1], shape) > MOST_SECONDS:
                 found.not_covered.append((past, f"a product of {at} would take too long"))
                 return
@@ -89,7 +85,8 @@ class WholeProducts:
                 found.not_covered.append((past, str(error)))
                 return
             if isinstance(ran.judged.wrong, Wrong):
-                self._explain(large, domain, shape, ran.judged.wrong)
+                right = lambda of: self.ran(of, large).judged.wrong is None  # noqa: E731
+                explained(self.findings, self.products, large.what, domain, shape, ran.judged.wrong, right)
                 return
             if ran.judged.weak:
                 found.not_covered.append((past, "most of these outputs could be zero within their bounds"))
@@ -109,72 +106,15 @@ class WholeProducts:
         except KernelFault as error:
             if isinstance(error, NotRun) or error.late:
                 raise EnvironmentFault(str(error)) from None
-            words = f"{fmt.name} at {_in_words(shape)}: {error}"
+            words = f"{fmt.name} at {shape_in_words(shape)}: {error}"
             return Ran(Judged(Wrong(words, error=error), False), 0, 0.0)
         seconds = time.monotonic() - begin
         bits = y.view(np.uint32)
         past = min(1.0, large.limit / passes(large.what, shape))
         tokens, rows = np.divmod(chosen(bits, past, self.run.options.seed), shape[1])
         outputs = [Single("the kernel", m, n, bits[m, n]) for m, n in zip(tokens.tolist(), rows.tolist(), strict=True)]
-        judged = self.products.judge(of, kernel.order, outputs, f"{fmt.name} at {_in_words(shape)}: ")
+        judged = self.products.judge(of, kernel.order, outputs, f"{fmt.name} at {shape_in_words(shape)}: ")
         return Ran(judged, len(outputs), seconds)
-
-    def _explain(self, large: Large, domain: Domain, shape: Shape, wrong: Wrong) -> None:
-        """Record a fault; and its name if it begins where an index passes a limit."""
-        found = between(large, domain, self.products.unit, shape, lambda at: self.ran(at, large).judged.wrong is None)
-        where, named = _in_words(shape), None
-        if found is not None:
-            right, first = found
-            counted = crossed(right, first, self.products)
-            if counted is not None:
-                named = observed("narrow-index", narrow(right, _in_words(first), counted))
-            elif first != shape:
-                where = f"{where}, from {_in_words(first)} on"
-                wrong = replace(
-                    wrong, words=f"{wrong.words} (right at {_in_words(right)}, wrong at {_in_words(first)})"
-                )
-        self.findings.fail(wrong, where, named)
-
-
-def between(
-    large: Large, domain: Domain, unit: int, wrong: Shape, right: Callable[[Shape], bool]
-) -> tuple[Shape, Shape] | None:  # fmt: skip
-    """The last correct and the first wrong shape along one dimension; None where a much smaller one is wrong too.
-
-    Raises EnvironmentFault.
-    """
-    d = "MNK".index(large.what[-1])
-    extent, step = (domain.m, domain.n, domain.k)[d], unit if d == 2 else 1
-
-    def of(size: int) -> Shape:
-        m, n, k = (size if i == d else other for i, other in enumerate(wrong))
-        return m, n, k
-
-    low, high = near(extent, max(1, wrong[d] // _LESS), step), wrong[d]
-    if low is None or low >= high or not right(of(low)):
-        return None
-    while (middle := near(extent, (low + high) // 2, step)) is not None and low < middle < high:
-        low, high = (middle, high) if right(of(middle)) else (low, middle)
-    return of(low), of(high)
-
-
-def crossed(right: Shape, wrong: Shape, products: RepeatingProducts) -> str | None:
-    """Which number passes a limit of a type between two shapes, in words."""
-    row, token = products.value_bytes
-    of_row, of_token = products.blocks
-    units = {
-        "M": (1.0,), "N": (1.0,), "K": (1.0, row, token, 1 / of_row, 1 / of_token), "M·N": (1.0, 4.0),
-        "N·K": (1.0, row, 1 / of_row), "M·K": (1.0, token, 1 / of_token),
-    }  # fmt: skip
-    names = {row: "bytes of weights", token: "bytes of activations", 1.0: "values", 4.0: "bytes"}
-    for what, each in units.items():
-        for size in each:
-            low, high = (passes(what, shape) * size for shape in (right, wrong))
-            slack = high - low
-            for limit in LIMITS:
-                if slack and low - slack <= limit < high:
-                    return f"{what} passes 2^{limit.bit_length() - 1} {names.get(size, 'blocks')}"
-    return None
 
 
 def chosen(y: npt.NDArray[np.uint32], past: float, seed: int) -> Places:
@@ -196,8 +136,3 @@ def chosen(y: npt.NDArray[np.uint32], past: float, seed: int) -> Places:
 def _predicted(small: Shape, ran: Ran, large: Shape) -> float:
     """Seconds that a larger product takes."""
     return ran.seconds * passes("M·N·K", large) / passes("M·N·K", small)
-
-
-def _in_words(shape: Shape) -> str:
-    m, n, k = shape
-    return f"M={m}, N={n}, K={k}"
