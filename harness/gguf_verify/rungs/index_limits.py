@@ -24,8 +24,9 @@ LIMITS = (2**15, 2**16, 2**24, 2**31, 2**32)
 _OUTPUTS, _MANY, _FEW = ((16_411, 151_937), (40_009, 128_257)), 1_000_003, 3
 #: By how much indices pass a limit; tokens or rows that pass 2^24 by that.
 _BEYOND, _PAST_FLOAT = 1.02, 17_112_761
-#: Values of the large operand of products that run whole: the first is tried to see how long the second would take.
-_WHOLE = (1_100_000, 18_000_000)
+#: Values of the large operand of products that run whole, and columns of a row: the first is tried to see how long the
+#: next would take.
+_WHOLE, _SHORT = (1_100_000, 18_000_000), 8192
 #: The most bytes of the operands of one.
 _MOST_BYTES = 1 << 28
 
@@ -113,32 +114,34 @@ class Large:
     Args:
         what: "M·N", "N·K", "M·K" or "K".
         limit: what the last one passes.
+        seconds: that one may take.
         shapes: (M, N, K), the smaller one first.
     """
 
     what: str
     limit: int
+    seconds: float
     shapes: tuple[Shape, ...]
 
 
 def large(domain: Domain, unit: int, row: float, token: float) -> list[Large]:
     """Products with rows of more than 2^16 columns, bytes and blocks of 32, and those whose outputs, weights or
     activations pass 2^24 values, if the domain has such products. The arguments are those of `huge`."""
-    rows = [_odd(_BEYOND * 2**16 / min(1.0, row), unit), _odd(_BEYOND * 2**16 * SLICE, unit)]
-    wanted = [("K", 2**16, [(1, 3, k) for k in rows])]
+    rows = [_odd(_SHORT, unit), _odd(_BEYOND * 2**16 / min(1.0, row), unit), _odd(_BEYOND * 2**16 * SLICE, unit)]
+    wanted = [("K", 2**16, 2.0, [(1, 3, k) for k in rows])]
     sides = [math.isqrt(values) | 1 for values in _WHOLE]
     for what in ("M·N", "N·K", "M·K"):
         shapes = []
         for side in sides:
             m, n = (side if name in what else few for name, few in (("M", 2), ("N", 3)))
             shapes.append((m, n, _odd(side, unit) if "K" in what else unit))
-        wanted.append((what, 2**24, shapes))
+        wanted.append((what, 2**24, 10.0, shapes))
     found = []
-    for what, limit, shapes in wanted:
+    for what, limit, seconds, shapes in wanted:
         there = [_stretched(domain, unit, what, shape) for shape in shapes]
         fit = [s for s in there if s is not None and _bytes(s, row, token) <= _MOST_BYTES]
         if fit and passes(what, fit[-1]) > limit:
-            found.append(Large(what, limit, tuple(dict.fromkeys(fit))))
+            found.append(Large(what, limit, seconds, tuple(dict.fromkeys(fit))))
     return found
 
 

@@ -30,8 +30,8 @@ _ROWS = 521
 #: Outputs that are judged: of small products all; random ones past a limit, in each order of counting; random ones; and
 #: those whose bits differ from those of an equal row.
 _ALL, _PAST, _ANY, _DIFFERING = 48, 24, 16, 48
-#: The longest that a product may take, in seconds, as the smaller one predicts.
-MOST_SECONDS = 10.0
+#: Seconds of processor time that the exact product may take at the outputs that are judged.
+_MOST_JUDGING = 1.5
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,18 @@ class Ran:
         judged: its chosen outputs.
         outputs: the number of these.
         seconds: that it took.
+        judging: seconds of processor time that the exact product took.
     """
 
     judged: Judged
     outputs: int
-    seconds: float
+    seconds: float = 0.0
+    judging: float = 0.0
+
+    def takes_long(self, shape: Shape, larger: Shape, most: float) -> bool:
+        """Whether a larger product of the kind takes too long, if this one is of a shape."""
+        of_all, of_judged = passes("M·N·K", larger) / passes("M·N·K", shape), larger[2] / shape[2]
+        return self.seconds * of_all > most or self.judging * of_judged > _MOST_JUDGING
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class WholeProducts:
         past = f"{large.what} of 2^{large.limit.bit_length() - 1} and more"
         for shape in large.shapes:
             at, outputs = shape_in_words(shape), passes("M·N", shape)
-            if before and _predicted(*before[-1], shape) > MOST_SECONDS:
+            if before and before[-1][1].takes_long(before[-1][0], shape, large.seconds):
                 found.not_covered.append((past, f"a product of {at} would take too long"))
                 return
             if self.refused(*shape):
@@ -84,9 +91,13 @@ class WholeProducts:
             except EnvironmentFault as error:
                 found.not_covered.append((past, str(error)))
                 return
-            if isinstance(ran.judged.wrong, Wrong):
+            wrong = ran.judged.wrong
+            if wrong is not None and wrong.expected is not None and not np.isfinite(wrong.expected):
+                found.not_covered.append((past, "such sums are not finite"))
+                return
+            if wrong is not None:
                 right = lambda of: self.ran(of, large).judged.wrong is None  # noqa: E731
-                explained(self.findings, self.products, large.what, domain, shape, ran.judged.wrong, right)
+                explained(self.findings, self.products, large.what, domain, shape, wrong, right)
                 return
             if ran.judged.weak:
                 found.not_covered.append((past, "most of these outputs could be zero within their bounds"))
@@ -107,14 +118,15 @@ class WholeProducts:
             if isinstance(error, NotRun) or error.late:
                 raise EnvironmentFault(str(error)) from None
             words = f"{fmt.name} at {shape_in_words(shape)}: {error}"
-            return Ran(Judged(Wrong(words, error=error), False), 0, 0.0)
+            return Ran(Judged(Wrong(words, error=error), False), 0)
         seconds = time.monotonic() - begin
         bits = y.view(np.uint32)
         past = min(1.0, large.limit / passes(large.what, shape))
         tokens, rows = np.divmod(chosen(bits, past, self.run.options.seed), shape[1])
         outputs = [Single("the kernel", m, n, bits[m, n]) for m, n in zip(tokens.tolist(), rows.tolist(), strict=True)]
+        begin = time.process_time()
         judged = self.products.judge(of, kernel.order, outputs, f"{fmt.name} at {shape_in_words(shape)}: ")
-        return Ran(judged, len(outputs), seconds)
+        return Ran(judged, len(outputs), seconds, time.process_time() - begin)
 
 
 def chosen(y: npt.NDArray[np.uint32], past: float, seed: int) -> Places:
@@ -131,8 +143,3 @@ def chosen(y: npt.NDArray[np.uint32], past: float, seed: int) -> Places:
     token, row = np.divmod(some, max(1, n - _ROWS))
     places = [flat, beyond[:_PAST], by_column % m * n + by_column // m, token * n + row + _ROWS]
     return np.unique(np.concatenate([np.asarray(one, np.int64) for one in places]))
-
-
-def _predicted(small: Shape, ran: Ran, large: Shape) -> float:
-    """Seconds that a larger product takes."""
-    return ran.seconds * passes("M·N·K", large) / passes("M·N·K", small)
