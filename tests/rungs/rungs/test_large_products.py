@@ -109,7 +109,7 @@ def test_a_window_of_k_is_no_narrow_index(tmp_path: Path, model: Model, host: Cp
 def test_a_loop_over_outputs_runs_whole(tmp_path: Path, model: Model, host: CpuHost) -> None:
     found, result = probed(in_loop(CUDA), tmp_path / "kernel.cu", model, host, Domain(k=Extent(most=32)))
     assert result.failures == []
-    assert any("of 18,003,049 outputs of M=4243, N=4243, K=32" in words for words in found.large)
+    assert any("of 18,003,049 outputs of M=4243, N=4243, K=32" in words for words in found.indices)
     assert {why.partition(" of ")[0] for why, _ in found.not_covered} >= {"M·N"}
 
 
@@ -122,7 +122,7 @@ def test_an_index_of_outputs_in_numpy(kind: str, tmp_path: Path, model: Model, h
     found, result = probed(text, tmp_path / "kernel.py", model, host, Domain(k=Extent(most=32)))
     if kind == "int32":
         assert result.failures == []
-        assert any("of 18,003,049 outputs" in words for words in found.large)
+        assert any("of 18,003,049 outputs" in words for words in found.indices)
     else:
         (failure,) = result.failures
         assert "M·N passes 2^24 outputs" in failure.what

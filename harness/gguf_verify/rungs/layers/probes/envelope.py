@@ -39,11 +39,11 @@ from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
 from .compared import compared_shapes
-from .findings import HugeFound
+from .findings import HugeFound, named_fault
 from .huge import HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
-from .turns import ORDER, called_in_turn, turns_of
+from .turns import ORDER, called_in_turn, kept_between, turns_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -151,8 +151,8 @@ class TypeProbes:
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
                 tokens=in_words(tokens | {0} if no_tokens else tokens), rows=in_words(rows), columns=in_words(columns),
-                values=tuple(sorted(found.values)), indices=tuple(large.indices), large=tuple(large.large),
-                grids=tuple(large.grids), not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
+                values=tuple(sorted(found.values)), indices=tuple(large.indices), grids=tuple(large.grids),
+                not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
 
@@ -192,7 +192,7 @@ class TypeProbes:
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
         result = self._result
-        for check, done in (("indices", large.indices + large.large), ("grids", large.grids)):
+        for check, done in (("indices", large.indices), ("grids", large.grids)):
             if done:
                 result.did(check, len(done))
         for check, skipped in (("shapes", self.found.not_covered), ("indices", large.not_covered)):
@@ -216,7 +216,7 @@ class TypeProbes:
                 (probes.check_grids,) if self._only.kind == "grid" else (probes.check_indices, probes.check_whole)
             ):
                 check(domain)
-            self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices) + len(probes.found.large))
+            self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices))
             return probes.found
         probes.check_grids(domain)
         if brief:
@@ -393,7 +393,13 @@ class TypeProbes:
                     wrong = self._judge(probe, this, made_by, y, turn.encoded, expected, beside)
                     self.found.calls += 1
                     self.found.outputs += y.size
-                    self.found.wrong += [] if wrong is None else [(m, probe.n, probe.k)]
+                    if wrong is None:
+                        continue
+                    self.found.wrong.append((m, probe.n, probe.k))
+                    named = kept_between(turns, ORDER[: i + 1], y, self._exact)
+                    if named is not None:
+                        where = f"{OTHER_SHAPES.name}{beside}"
+                        self._explanations.say(named_fault(self._tensor, where, named, this, *wrong))
         except KernelFault as error:
             self.found.faults += not isinstance(error, NotRun)
             words = f"{self._fmt.name}, matrices of several shapes in turn ({ORDER}): {error}"

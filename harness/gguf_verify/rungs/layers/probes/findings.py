@@ -19,7 +19,6 @@ class HugeFound:
     """The findings: see `TypeEnvelope`; and whether something is wrong."""
 
     indices: list[str] = field(default_factory=list)
-    large: list[str] = field(default_factory=list)
     grids: list[str] = field(default_factory=list)
     not_covered: list[tuple[str, str]] = field(default_factory=list)
     wrong: bool = False
@@ -52,10 +51,16 @@ class Findings:
                     call=self.call)
         )  # fmt: skip
         if named is not None:
-            self.explanations.say(
-                LocatedDiagnosis(
-                    tensor=name, where=printable(name, 64), who=f"kernel at {where}", row=wrong.row, token=wrong.token,
-                    block=None, verdict="known fault", wrong=1, outputs=1, faults=(named,),
-                    lines=(f"{named.words}. Fix: {named.fix}",), type=self.tensor.type.name, call=self.call,
-                )
-            )  # fmt: skip
+            at = f"kernel at {where}"
+            self.explanations.say(named_fault(self.tensor, at, named, self.call, wrong.token, wrong.row))
+
+
+def named_fault(
+    tensor: Tensor, who: str, named: FaultMatch, call: Call, token: int, row: int
+) -> LocatedDiagnosis:  # fmt: skip
+    """A fault that is known by further calls, at one output."""
+    return LocatedDiagnosis(
+        tensor=tensor.name, where=printable(tensor.name, 64), who=who, row=row, token=token, block=None,
+        verdict="known fault", wrong=1, outputs=1, faults=(named,), lines=(f"{named.words}. Fix: {named.fix}",),
+        type=tensor.type.name, call=call,
+    )  # fmt: skip

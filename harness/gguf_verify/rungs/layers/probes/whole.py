@@ -103,7 +103,7 @@ class WholeProducts:
                 found.not_covered.append((past, "most of these outputs could be zero within their bounds"))
                 return
             before.append((shape, ran))
-            found.large.append(f"{ran.outputs} of {outputs:,} outputs of {at}")
+            found.indices.append(f"{ran.outputs} of {outputs:,} outputs of {at}")
 
     def ran(self, shape: Shape, large: Large) -> Ran:
         """Run a product, and judge some of its outputs. Raises EnvironmentFault."""
