@@ -40,7 +40,7 @@ _OUTPUTS = "Reported if no fault of the catalogue explains the outputs, and they
 _FITTED = "Detected by fitting the outputs as a sum of the product's parts with different factors."
 _BYTES = "Detected by comparing the bytes of the kernel's quantizer with those of such a quantizer."
 _TRACED = "Detected by tracing the comparisons of wrong and of correct calls on the CPU host."
-_LARGE = "Detected by running single thread blocks of large launches."
+_LARGE = "Detected by large products, of which single thread blocks run if the whole is too large."
 
 OBSERVED = {
     fault.id: fault
@@ -275,6 +275,13 @@ OBSERVED = {
             "index-past-2^31",
             "an index or a count overflows 32 bits in large products",
             "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication",
+            _LARGE,
+        ),
+        ObservedFault(
+            "narrow-index",
+            "an index, a count or an offset is kept in a type that does not hold it (a short, a half, a float), or a "
+            "buffer has a fixed size",
+            "use int, or long long where values or bytes may pass 2^31; or declare a domain",
             _LARGE,
         ),
         ObservedFault(

@@ -118,7 +118,7 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
         calls: number of calls that were made and judged.
         tokens, rows, columns: the numbers at which all outputs were correct, as ranges.
         values: the kinds of weights and activations.
-        indices: large products of which some thread blocks ran by themselves, with correct outputs.
+        indices: large products of which some thread blocks ran by themselves, or some outputs were judged; all correct.
         grids: tokens, rows and columns whose launches CUDA accepts.
         not_covered: parts of the plan that could not be tried, and why.
         under_test: the kernel is the one that the run verifies, not one used beside it.

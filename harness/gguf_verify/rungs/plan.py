@@ -18,8 +18,8 @@ from ..formats.element import SLICE
 from ..kernels.domain import Domain, Extent
 
 #: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows. 3: fields at each class of their
-#: number format, round sizes and those around powers of two.
-PLAN = 3
+#: number format, round sizes and those around powers of two. 4: sizes past 2^24, rows of more than 2^16 columns.
+PLAN = 4
 
 #: Sizes of tiles that kernels have, in tokens and in rows.
 _TILES = (8, 16, 32, 64, 96, 128, 256)
@@ -52,14 +52,8 @@ _IN_TURN = ((5, 40, 3), (9, 33, 16))
 #: multiplications of one call.
 _OF_A_FAMILY, _MOST_BITS, _ROUND, _MOST_WORK = 4, 12, 64, 1 << 22
 
-#: Tokens and rows of outputs past 2^31 and past 2^32; and the many of either whose operands are so large, beside a few.
-#: No size is even, so that what wraps at a power of two meets another place of a row. A grid can count the many in
-#: tiles of 16, also in y.
-_OUTPUTS, _MANY, _FEW = ((16_411, 151_937), (40_009, 128_257)), 1_000_003, 3
 #: Tokens and rows for which grids are evaluated, beside others, and the columns.
 _WIDE, _BESIDE = 1 << 20, (64, 1024)
-#: By how much indices pass a limit.
-_BEYOND = 1.02
 
 #: The largest sizes at which a product is computed, as models have.
 PLANNED = {"M": 4099, "N": max(_MANY_ROWS), "K": _MOST_K}
@@ -138,72 +132,6 @@ def shapes_in_turn(domain: Domain, unit: int) -> tuple[Probe, Probe] | None:
 def shapes_of(domain: Domain, unit: int, seed: int, brief: bool) -> list[tuple[int, int, int]]:
     """(M, N, K) of the probe plan, each once."""
     return list(dict.fromkeys((m, p.n, p.k) for p in plan(domain, unit, False, seed, brief) for m in p.tokens))
-
-
-@dataclass(frozen=True)
-class Huge:
-    """A product of which only some thread blocks run.
-
-    Args:
-        m, n, k: tokens, rows, columns.
-        what: which operand is large: "M·N", "N·K" or "M·K".
-        small: (M, N) of a smaller one of the same K, in which no index of that operand, in values or bytes, reaches
-            2^31; it differs in one of the two.
-    """
-
-    m: int
-    n: int
-    k: int
-    what: str
-    small: tuple[int, int]
-
-    @property
-    def passes(self) -> int:
-        """The values of its large operand."""
-        return {"M·N": self.m * self.n, "N·K": self.n * self.k, "M·K": self.m * self.k}[self.what]
-
-    @property
-    def below(self) -> tuple[tuple[int, int], ...]:
-        """(M, N) at which no index of the large operand overflows: `small`; of outputs also as few with the dimension
-        large that is smaller there, to distinguish a limit of that dimension from an overflow."""
-        m, n = self.small
-        if self.what != "M·N":
-            return (self.small,)
-        return self.small, (self.m, max(1, self.n * m // self.m)) if m != self.m else (max(1, self.m * n // self.n), n)
-
-    @property
-    def crossings(self) -> tuple[float, ...]:
-        """At which shares of it the limits are."""
-        return 2**31 / self.passes, 2**32 / self.passes
-
-
-def huge(domain: Domain, unit: int, row: float, token: float) -> list[Huge]:
-    """Products whose outputs, weights or activations pass 2^31, and 2^32, in values and in bytes, if the domain has
-    such products.
-
-    Args:
-        unit: K is a multiple of this.
-        row, token: bytes that a weight and an activation take.
-    """
-    sizes, found = _Sizes(domain, unit), []
-
-    def add(m: int, n: int, k: int, what: str) -> None:
-        probe = sizes.probe((m,), n, -(-k // SLICE))
-        if probe is None or not probe.tokens:
-            return
-        m, n, k = probe.tokens[0], probe.n, probe.k
-        values, each = {"M·N": (m * n, 4.0), "N·K": (n * k, row), "M·K": (m * k, token)}[what]
-        below = 0.9 * 2**31 / (values * max(1.0, each))
-        down = domain.n.down(int(n * below)) if what == "N·K" else domain.m.down(int(m * below))
-        if values > 2**31 and down:
-            found.append(Huge(m, n, k, what, (m, down) if what == "N·K" else (down, n)))
-
-    for m, n in _OUTPUTS:
-        add(m, n, unit, "M·N")
-    for what, m, n, each in (("N·K", _FEW, _MANY, row), ("M·K", _MANY, _FEW, token)):
-        units = int(_BEYOND * 2**32 / (_MANY * min(1.0, each) * unit)) + 1
-        add(m, n, (units | 1) * unit, what)
-    return found
 
 
 def wide(domain: Domain, unit: int) -> list[tuple[int, int, int]]:

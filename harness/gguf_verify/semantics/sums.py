@@ -19,6 +19,8 @@ Doubles = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 UNIT_ROUNDOFF = 2.0**-24
+#: Blocks for each output, beyond which their sums are not computed in a loop.
+_MANY_BLOCKS = 1 << 12
 #: The largest rounding error of a result below the normal numbers: half their spacing.
 UNDERFLOW = 2.0**-150
 
@@ -217,9 +219,10 @@ def _underflow_of(parts: Sequence[Product]) -> Doubles | float:
 def walk(term: Doubles) -> tuple[Doubles, Doubles]:
     """Return Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b.
 
-    A loop is three times as fast as cumsum, but not on a GPU, where each step is a call.
+    A loop is three times as fast as cumsum, but not on a GPU, where each step is a call, nor for many blocks of few
+    outputs.
     """
-    if not on_host(term):
+    if not on_host(term) or len(term) > _MANY_BLOCKS * term[0].size:
         sums = np.cumsum(term, axis=0)
         return sums[-1], (sums**2).sum(axis=0)
     total, squares, square = np.zeros(term.shape[1:]), np.zeros(term.shape[1:]), np.empty(term.shape[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.f16_wgmma import Wgmma
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.rungs.generated_inputs import any_blocks, held_by
-from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.layers.probes.inputs import ProbeInputs
+from gguf_verify.rungs.layers.probes.repeating import repeated_units
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.semantics.declared import IN_TENSOR_CORES, declared
 from gguf_verify.semantics.exact import product
@@ -150,8 +149,7 @@ def test_random_blocks_that_halves_hold() -> None:
     for k, least, most in ((256, 10_000, 65504), (512, 0.01, 0.25)):
         drawn = inputs.weights(Probe((1,), 400, k, "any bits"))
         assert least < np.abs(fmt.decode(drawn.reshape(-1, fmt.block_bytes))).max() <= most
-    probes = SimpleNamespace(_fmt=fmt, _semantics=IN_TENSOR_CORES, _seed=0)
-    units = HugeProbes._repeated(probes, blocks[:1]).reshape(-1, fmt.block_bytes)  # type: ignore[arg-type]
+    units = repeated_units(IN_TENSOR_CORES, fmt, blocks[:1], 0).reshape(-1, fmt.block_bytes)
     assert len(units) > 100
     assert held_by(IN_TENSOR_CORES, fmt, units).all()
 

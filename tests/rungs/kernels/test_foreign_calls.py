@@ -305,7 +305,7 @@ def test_faults_of_a_function_of_c(tmp_path: Path, old: str, new: str, said: str
         (NAMED + 'code = "k.so"\noutput = "half"\n', "output 'half': "),
         (NAMED + 'code = "k.so"\nreturns = "float32"\n', "returns one of void, int32, not 'float32'"),
         (NAMED + 'code = "k.so"\noperands.room = { tail = 3 }\n', "either scratch = BYTES or constant"),
-        (NAMED + 'code = "k.so"\noperands.weights = { alignment = 24 }\n', "one of 16, 32, 64, 128, 256"),
+        (NAMED + 'code = "k.so"\noperands.weights = { alignment = 24 }\n', "one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
         (NAMED + 'code = "k.so"\ncomputes = "attention"\n', "computes 'attention' is out of scope. In scope are gemm"),
     ],
 )

@@ -149,6 +149,9 @@ def test_a_kernel_that_keeps_the_first_matrix_of_a_shape() -> None:
     report = verified(gemm)
     assert report.exit_code == 1
     assert "the last of AB in turn" in report.rungs[0].failures[0].what
+    assert report.rungs[0].diagnosis is not None
+    assert [fault.id for fault in report.rungs[0].diagnosis.faults] == ["cached-by-shape"]
+    assert "the weights are those of matrix A" in report.rungs[0].diagnosis.faults[0].words
 
 
 def test_a_kernel_that_is_wrong_where_a_matrix_comes_back() -> None:
@@ -165,3 +168,6 @@ def test_a_kernel_that_is_wrong_where_a_matrix_comes_back() -> None:
     report = verified(gemm)
     assert report.exit_code == 1
     assert "in turn" in report.rungs[0].failures[0].what
+    assert report.rungs[0].diagnosis is None or "cached-by-shape" not in {
+        fault.id for fault in report.rungs[0].diagnosis.faults
+    }

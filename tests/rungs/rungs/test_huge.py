@@ -27,8 +27,9 @@ from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
+from gguf_verify.rungs.index_limits import Huge, huge
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import Huge, huge, wide
+from gguf_verify.rungs.plan import wide
 from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.tasks.large import LargeTask, Repeating
 from gguf_verify.rungs.thread_blocks import BlocksAlone
@@ -171,7 +172,7 @@ def test_right_kernels_hold_past_2_31(mode: int, source: Path, model: Model, hos
     assert result.failures == []
     assert probes.found.not_covered == []
     *products, quantizer = probes.found.indices
-    assert [said.split("(")[1].split(" =")[0] for said in products] == ["M·N", "M·N", "N·K", "M·K"]
+    assert [said.split("(")[1].split(" =")[0] for said in products] == ["M·N", "M·N", "N·K", "M·K", "N", "M"]
     assert "thread blocks of the quantizer at M=1000003" in quantizer
 
 
@@ -197,7 +198,7 @@ class InBytesOf32Bits(ShippedKernel):
 def test_quantizers_whose_index_overflows(source: Path, model: Model, host: CpuHost) -> None:
     probes, result = probes_of(InBytesOf32Bits(KERNELS["q8_1_dp4a"], host), model)
     probes.check_indices(EVERYTHING)
-    assert len(probes.found.indices) == 4
+    assert len(probes.found.indices) == 6
     (failure,) = result.failures
     assert "the quantizer: M=1000003" in failure.what
     assert "overflows 32 bits" in failure.what
@@ -257,7 +258,7 @@ def test_kernels_of_users(kernel: str, tmp_path: Path, model: Model, host: CpuHo
     finally:
         foreign.close()
     assert len(probes.found.grids) == 2
-    assert len(probes.found.indices) == (4 if right else 1)
+    assert len(probes.found.indices) == (6 if right else 1)
     assert [f.what.split(":")[0] for f in result.failures] == ([] if right else ["Q4_0 at M=40009, N=128257, K=32"])
 
 
@@ -308,7 +309,7 @@ def test_shipped_kernels(name: str, model: Model, host: CpuHost) -> None:
     assert len(probes.found.grids) == 2
     packed = {why for _, why in probes.found.not_covered}
     products = [said for said in probes.found.indices if "quantizer" not in said]
-    assert len(products) == (0 if packed else 4)
+    assert len(products) == (0 if packed else 6)
     quantizes = not name.startswith("f32")
     assert len(probes.found.indices) - len(products) == quantizes
     assert packed <= {"its weights are packed by a launch before"}
@@ -506,7 +507,7 @@ def test_what_else_is_declared(name: str, index: str, tmp_path: Path, model: Mod
     if index == "long long":
         assert result.failures == []
         assert {said.split("(")[1].split(" =")[0] for said in probes.found.indices} == (
-            {"M·N"} if "K = {" in DECLARED[name] else {"N·K"}
+            {"M·N", "N", "M"} if "K = {" in DECLARED[name] else {"N·K", "N"}
         )
     else:
         (failure,) = result.failures
@@ -559,7 +560,7 @@ def test_the_products_pass_both_limits_in_values_and_bytes() -> None:
 def test_no_product_is_outside_the_domain() -> None:
     decoding = Domain(m=Extent(1, 1), n=Extent(multiple=64))
     found = huge(decoding, 32, 18 / 32, 36 / 32)
-    assert {p.what for p in found} == {"N·K"}
+    assert {p.what for p in found} == {"N·K", "N"}
     assert all(p.m == 1 and p.n % 64 == 0 and p.small[1] % 64 == 0 for p in found)
     assert wide(decoding, 32) == [(1, 64, 1024), (1, 1 << 20, 1024)]
     assert huge(Domain(n=Extent(most=4096), m=Extent(most=4096)), 32, 18 / 32, 36 / 32) == []

@@ -49,7 +49,7 @@ def test_each_operand_has_pages_of_its_own(wall: Wall) -> None:
     assert [Operand.of_plain({**o.plain(), "shape": list(o.shape)}) for o in placed] == list(placed)
 
 
-@pytest.mark.parametrize("alignment", [16, 64, 256])
+@pytest.mark.parametrize("alignment", [1, 2, 16, 64, 256])
 def test_addresses_vary_by_no_more_than_is_promised(alignment: int) -> None:
     """Each bit of an address that is left open differs: the lowest one between the two runs of each call, others from
     call to call."""

@@ -51,8 +51,8 @@ _OF_MATRIX: dict[str, type] = {
 }  # fmt: skip
 _OF_OWN: dict[str, type] = {"scratch": Expression, "zeroed": bool, "constant": list, "alignment": int}
 _OF_FURTHER: dict[str, type] = {"tail": Expression, "alignment": int}
-#: Valid values of `alignment`: from the default up to the alignment of CUDA's allocations.
-_ALIGNMENTS = tuple(ALIGNMENT << i for i in range(5))
+#: Valid values of `alignment`: from that of a byte up to that of CUDA's allocations.
+_ALIGNMENTS = tuple(1 << i for i in range(9))
 _MOST_BYTES, _MOST_NUMBERS = 1 << 40, 1 << 10
 
 

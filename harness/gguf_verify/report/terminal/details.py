@@ -102,7 +102,7 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
         if e.values:
             yield "", f"{e.type}: values: {', '.join(e.values)}"
         if e.indices:
-            yield "", f"{e.type}, by single thread blocks: {'; '.join(e.indices)}"
+            yield "", f"{e.type}, large products in part: {'; '.join(e.indices)}"
         if e.grids:
             yield "", f"{e.type}: grids that CUDA can launch: {' and '.join(e.grids)}"
     for what, why in dict.fromkeys(pair for e in found for pair in e.not_covered):

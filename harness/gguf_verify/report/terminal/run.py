@@ -249,8 +249,7 @@ def _envelope(report: Report) -> Iterator[_Fact]:
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
         yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more, spare=1)
     if large := [words for e in found for words in e.indices]:
-        words = f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}"
-        yield _Fact("", words, spare=2)
+        yield _Fact("", f"{counted(len(large), 'large products')}, in part: {'; '.join(large)}", spare=2)
     if grids := [words for e in found for words in e.grids]:
         yield _Fact("", f"grids that CUDA can launch: {' and '.join(grids)}", spare=8)
 

@@ -18,7 +18,7 @@ from ...hosts.memory import POISON
 from ...kernels.domain import Domain, Extent
 from ...kernels.launches import LargeCall
 from ...support.errors import EnvironmentFault, KernelFault
-from ..plan import Huge, huge
+from ..index_limits import Huge, huge
 from ..thread_blocks import BlocksAlone
 
 Words = npt.NDArray[np.uint32]

@@ -39,10 +39,11 @@ from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF
 from .compared import compared_probes
-from .huge import HugeFound, HugeProbes
+from .findings import HugeFound, named_fault
+from .huge import HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
-from .turns import ORDER, called_in_turn, turns_of
+from .turns import ORDER, called_in_turn, kept_between, turns_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -217,7 +218,10 @@ class TypeProbes:
             return HugeFound()
         probes = self._huge()
         if self._only is not None:
-            (probes.check_grids if self._only.kind == "grid" else probes.check_indices)(domain)
+            for check in (
+                (probes.check_grids,) if self._only.kind == "grid" else (probes.check_indices, probes.check_whole)
+            ):
+                check(domain)
             self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices))
             return probes.found
         probes.check_grids(domain)
@@ -227,6 +231,7 @@ class TypeProbes:
             probes.found.not_covered.append(("indices of 2^31 and more", "the kernel is wrong already"))
         else:
             probes.check_indices(domain)
+            probes.check_whole(domain)
         return probes.found
 
     def _huge(self) -> HugeProbes:
@@ -398,7 +403,13 @@ class TypeProbes:
                     wrong = self._judge(probe, this, made_by, y, turn.encoded, expected, beside)
                     self.found.calls += 1
                     self.found.outputs += y.size
-                    self.found.wrong += [] if wrong is None else [(m, probe.n, probe.k)]
+                    if wrong is None:
+                        continue
+                    self.found.wrong.append((m, probe.n, probe.k))
+                    named = kept_between(turns, ORDER[: i + 1], y, self._exact)
+                    if named is not None:
+                        where = f"{OTHER_SHAPES.name}{beside}"
+                        self._explanations.say(named_fault(self._tensor, where, named, this, *wrong))
         except KernelFault as error:
             self.found.faults += not isinstance(error, NotRun)
             words = f"{self._fmt.name}, matrices of several shapes in turn ({ORDER}): {error}"

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ....diagnosis.observed import observed
 from ....formats.tensor_types import WeightFormat
 from ....kernels.interface import Kernel, Weights
+from ....results.diagnoses import FaultMatch
 from ....semantics.definition import Semantics
+from ....semantics.gates import judge
 from ...generated_inputs import representable
 from ...plan import Probe
 from ...run import Run
-from .inputs import ProbeInputs
+from .inputs import Exact, ProbeInputs
 
 #: A, B and D have one shape and different values; C has another shape. A, B and C are there together, D only when A was
 #: released, so that it may get A's address.
@@ -55,3 +58,27 @@ def called_in_turn(
             del there["A"]
             there[name] = kernels[name].upload(fmt, turns[name].rows)
         yield name, kernels[name], kernels[name].product(there[name], turns[name].x)
+
+
+def kept_between(
+    turns: dict[str, Turn], called: str, y: npt.NDArray[np.float32], exact: Exact
+) -> FaultMatch | None:  # fmt: skip
+    """Which operands of an earlier matrix explain the wrong outputs of the last one: what a kernel keeps of a call.
+
+    Args:
+        called: the names so far; y is of the last one.
+    """
+    *earlier, last = called
+    this = turns[last]
+    for name in dict.fromkeys(reversed(earlier)):
+        other = turns[name]
+        if name == last or other.probe != this.probe:
+            continue
+        for what, rows, encoded in (
+            ("weights are", other.rows, this.encoded), ("activations are", this.rows, other.encoded),
+            ("weights and activations are", other.rows, other.encoded),
+        ):  # fmt: skip
+            parts = exact(rows, encoded, None)
+            if all(judge(np.ascontiguousarray(y[:, span]), product).passed for span, product in parts):
+                return observed("cached-by-shape", f"the {what} those of matrix {name}, which was multiplied before")
+    return None
