@@ -54,8 +54,8 @@ def data_probes(
         tried = tuple(map(blocks, data))
         rows, tokens = (2 * len({*of}) for of in zip(*tried, strict=True))
         probe = Probe(
-            (product.m,), max(product.n, rows), k, "compared with", "compared with", because=words(place),
-            data=tried,
+            (product.m,), max(product.n, rows), k, blocks="what its code compares with",
+            values="what its code compares with", because=words(place), data=tried,
         )  # fmt: skip
         calls = min(_MOST_CALLS, -(-tokens // product.m))
         probes += [replace(probe, first=i * tokens // calls) for i in range(calls)]
