@@ -28,7 +28,7 @@ _TILES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _ENOUGH = 3
 #: The most calls to learn a rule; the bits by which rivals of the shortest rule may be longer; the calls in a row that
 #: a rule must predict before it is reported.
-_MOST_CALLS, _RIVAL, _CONFIRMED = 48, 8.0, 4
+MOST_CALLS, _RIVAL, _CONFIRMED = 48, 8.0, 4
 #: Items of a call, from each end, to which rules are fitted and where they are compared; all items of a further call
 #: are compared with its prediction.
 _ITEMS = 512
@@ -162,7 +162,7 @@ def learn(wrong: Mapping[int, Bools], of: Calls, most: int, domain: Extent, axis
     """
     known, confirmed = dict(wrong), 0
     pool = {n for n in _pool(wrong, most) if n * axis.unit in domain}
-    for _ in range(_MOST_CALLS):
+    for _ in range(MOST_CALLS):
         found = rules(*_samples(known, axis))
         if not found:
             return None

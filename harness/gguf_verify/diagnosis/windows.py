@@ -8,12 +8,12 @@ from ..results.diagnoses import FaultMatch
 from ..semantics.sums import Product
 from .calls import Bools, Calls, others
 from .observed import observed
-from .sizes import ROWS, TOKENS, Series, around, each, of_lengths, of_sizes
+from .sizes import MOST_CALLS, ROWS, TOKENS, Series, around, each, of_lengths, of_sizes
 
 #: Numbers of tokens and of rows to try: small ones, and around the sizes of tiles.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 131)
-#: Approximate number of calls to find the sizes at which outputs become wrong.
-_EDGES = 16
+#: Approximate number of calls to find the sizes at which outputs become wrong, and to learn a rule.
+_EDGES = 16 + MOST_CALLS
 #: Up to this K, wrong rows are no evidence that a kernel is only wrong for large K: their last tile may be wrong.
 _LONG = 2048
 #: Most values of the operand whose size changes, and most rows of calls with fewer columns.

@@ -58,9 +58,14 @@ _WIDE, _BESIDE = 1 << 20, (64, 1024)
 #: The largest sizes at which a product is computed, as models have.
 PLANNED = {"M": 4099, "N": max(_MANY_ROWS), "K": _MOST_K}
 
-Blocks = Literal["the model's", "any bits", "each class of each field", "compared with"]
+Blocks = Literal["the model's", "any bits", "each class of each field", "what its code compares with"]
 Values = Literal[
-    "drawn", "special", "codes of -128", "classes of scales and sums", "classes of encoded fields", "compared with"
+    "drawn",
+    "special",
+    "codes of -128",
+    "classes of scales and sums",
+    "classes of encoded fields",
+    "what its code compares with",
 ]
 #: Activations that a kernel only gets as blocks, since no quantizer writes them.
 ENCODED: tuple[Values, ...] = ("codes of -128", "classes of encoded fields")

@@ -17,13 +17,13 @@ from ...plan import Probe
 from .steering import Data, numbers, places_of, steered
 
 #: Comparisons of a type whose data are tried, and calls with the data of one.
-_MOST, _MOST_CALLS = 40, 12
+_MOST, _MOST_CALLS = 40, 32
 
 
 def data_probes(
     semantics: Semantics,
     product: SparseProduct,
-    k: int,
+    wide: int,
     observe: Callable[[SparseProduct], Compared | None],
     words: Callable[[str], str],
 ) -> list[Probe]:
@@ -31,7 +31,7 @@ def data_probes(
 
     Args:
         product: of ordinary blocks.
-        k: of the probes.
+        wide: another K, of several blocks.
         observe: the comparisons of such a product.
         words: FILE:LINE → that with its text.
     """
@@ -52,13 +52,15 @@ def data_probes(
     probes = []
     for place, data in [*places_of(steered(base, fields, observed)).items()][:_MOST]:
         tried = tuple(map(blocks, data))
-        rows, tokens = (2 * len({*of}) for of in zip(*tried, strict=True))
-        probe = Probe(
-            (product.m,), max(product.n, rows), k, "compared with", "compared with", because=words(place),
-            data=tried,
-        )  # fmt: skip
-        calls = min(_MOST_CALLS, -(-tokens // product.m))
-        probes += [replace(probe, first=i * tokens // calls) for i in range(calls)]
+        # sums of a row are those that were observed only at the same K, where all its blocks are alike
+        for k, each in {product.k: 1, wide: 2}.items():
+            rows, tokens = (each * len({*of}) for of in zip(*tried, strict=True))
+            probe = Probe(
+                (product.m,), max(product.n, rows), k, blocks="what its code compares with",
+                values="what its code compares with", because=words(place), data=tried,
+            )  # fmt: skip
+            calls = min(_MOST_CALLS, -(-tokens // product.m))
+            probes += [replace(probe, first=i * tokens // calls) for i in range(calls)]
     return probes
 
 

@@ -141,9 +141,9 @@ def _distinct(blocks: Iterable[bytes]) -> Bytes:
 
 
 def _all_and_last(blocks: Bytes, ordinary: Bytes) -> Bytes:
-    """uint8[2n, row bytes]: of each block, a row of it alone; then the ordinary row uint8[1, row bytes] that ends with
-    it."""
+    """uint8[2n, row bytes]: of each block, a row of it alone; then, in rows of several, the ordinary row uint8[1, row
+    bytes] that ends with it."""
     alone = np.tile(blocks, (1, ordinary.shape[1] // blocks.shape[1]))
     last = np.repeat(ordinary, len(blocks), axis=0)
     last[:, -blocks.shape[1] :] = blocks
-    return np.concatenate([alone, last])
+    return alone if alone.shape == blocks.shape else np.concatenate([alone, last])
