@@ -137,13 +137,17 @@ class HugeProbes:
         for size in (size for size in tried if size.what == "M·K"):
             self._check_quantizer(size)
 
-    def check_whole(self, domain: Domain) -> None:
-        """Run and judge large products whole, for what thread blocks could not show by themselves."""
+    def check_whole(self, domain: Domain, patience: float = 1.0) -> None:
+        """Run and judge large products whole, for what thread blocks could not show by themselves.
+
+        Args:
+            patience: multiplies the seconds that one may take.
+        """
         self._findings.call = replace_fields(self._call, kind="index", m=0, n=0, k=0)
         whole = WholeProducts(self._run, self._fmt, self._products, self._findings, self.refused)
         for products in large(domain, self.unit, *self._products.value_bytes):
             if products.what not in self._past and not self.found.wrong and not self._run.budget.spent:
-                whole.check(products, domain)
+                whole.check(replace(products, seconds=patience * products.seconds), domain)
 
     def check_shape(self, probe: Probe, number: int, needs: tuple[Needs, ...]) -> bool:
         """Run and judge some thread blocks of a probe; return whether they are correct."""

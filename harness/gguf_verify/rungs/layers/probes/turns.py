@@ -68,9 +68,9 @@ def kept_between(
     Args:
         called: the names so far; y is of the last one.
     """
-    *earlier, last = called
+    last = called[-1]
     this = turns[last]
-    for name in dict.fromkeys(reversed(earlier)):
+    for name in dict.fromkeys(reversed(called[:-1])):
         other = turns[name]
         if name == last or other.probe != this.probe:
             continue
