@@ -164,7 +164,6 @@ def test_only_thread_blocks_of_a_large_product_run(observed: ComparedProbes) -> 
 
 #: A grid that is wrong at some sizes → whether it is in a product (M, N, K).
 GRIDS: dict[str, Callable[[int, int, int], bool]] = {
-    "ceil(M * N, 128) - (N == 6144)": lambda m, n, k: n == 6144,
     "ceil(M * N, 128) if M % 176 != 48 or M < 900 else 1": lambda m, n, k: m % 176 == 48 and m >= 900,
     "min(ceil(M * N, 128), 9000)": lambda m, n, k: m * n > 9000 * 128,
 }
@@ -232,7 +231,7 @@ OF_PYTHON: dict[str, Callable[[int, int, int], bool]] = {
     "if 1500 <= M < 1600: pass": lambda m, n, k: 1500 <= m < 1600,
     "if N >= 5000 and N % 64 == 0: pass": lambda m, n, k: n >= 5000 and n % 64 == 0,
     "if K > 20000: pass": lambda m, n, k: k > 20000,
-    "if M * N > 3000000: pass": lambda m, n, k: m * n > 3_000_000,
+    "if M * N > 300000: pass": lambda m, n, k: m * n > 300_000,
     "tile = 64 if N % 192 == 64 else 32": lambda m, n, k: n % 192 == 64,
     "TUNED.get((N, K))": lambda m, n, k: (n, k) == (896, 1024),
     "match M:\n        case 1234: pass": lambda m, n, k: m == 1234,
@@ -270,7 +269,7 @@ def observed_in_python(tmp_path_factory: pytest.TempPathFactory, model: Model) -
     names, found = [*OF_PYTHON], []
     for statements in (names[::3], names[1::3], names[2::3], ["raise ValueError"]):
         folder = tmp_path_factory.mktemp("compared")
-        observed = shapes_compared_in(in_python(folder, "\n    ".join(statements)), model)
+        observed = shapes_compared_in(in_python(folder, "\n\n    ".join(statements)), model)
         assert observed.why_not is None
         assert all(needs is None for _, needs in observed.probes)
         found += [probe for probe, _ in observed.probes]
@@ -287,7 +286,6 @@ def test_both_sides_of_a_condition_in_python_are_probed(statements: str, observe
 @pytest.mark.parametrize(
     "statements",
     [
-        "import builtins; vars(builtins).pop('__gguf_verify_compares__', None)",
         "import builtins; '__gguf_verify_compares__' in vars(builtins) and __import__('os')._exit(3)",
         'import json; json.dumps = lambda said: \'{"files": ["/etc/passwd"], "comparisons": [[0, 1, 2]]}\'',
     ],

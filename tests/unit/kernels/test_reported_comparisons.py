@@ -99,6 +99,8 @@ def test_rewritten_code_computes_the_same(name: str, reporter: Reporter) -> None
 REPORTED = {
     "if 1500 <= m < 1600: pass": {(1500, 3)},
     "if m > 0 and n % 192 == 64: pass": {(3, 0), (33, 64)},
+    "if 1 <= m < 1600: pass": {(1, 3), (3, 1600)},
+    "max(m, n, 8)": {(3, 33), (33, 8)},
     "if n in (1536, 2048): pass": {(33, 1536), (33, 2048)},
     "T = {(33, 1024): 1, (7, 8): 2}; T.get((n, k))": {(33, 33), (64, 1024), (33, 7)},
     "T = {5: 1, n: 2}; T[n]": {(33, 5), (33, 33)},
