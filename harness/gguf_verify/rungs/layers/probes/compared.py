@@ -149,6 +149,8 @@ def _probes(
     calls = kernel.compares == "calls"
     left, whole = _MOST_TOGETHER_SEEN if calls else _MOST_TOGETHER, set[Shape]()
     for shape in sorted(shapes, key=math.prod):
+        if calls and math.prod(shape) > _MOST_WORK_UNSEEN and shape not in observed.ended:
+            observed(shape)
         most = _MOST_WORK if not calls else _MOST_WORK_SEEN if shape in observed.ended else _MOST_WORK_UNSEEN
         if (work := math.prod(shape)) <= min(most, left):
             left -= work

@@ -57,7 +57,7 @@ class Effort:
 
 #: Of thread blocks, which cost the same at every size; and of whole calls.
 OF_BLOCKS = Effort(500, 10, _OFFSETS, _STEPS)
-OF_CALLS = Effort(1000, 40, (0, 1, 25, 625), _TILES)
+OF_CALLS = Effort(1000, 40, (0, 1, 25, 625, 3125), _TILES)
 
 
 @dataclass(frozen=True)
