@@ -95,6 +95,9 @@ class WholeProducts:
             if wrong is not None and wrong.expected is not None and not np.isfinite(wrong.expected):
                 found.not_covered.append((past, "such sums are not finite"))
                 return
+            if wrong is not None and isinstance(wrong.error, NotRun):
+                self.findings.fail(wrong, at)
+                return
             if wrong is not None:
                 right = lambda of: self.ran(of, large).judged.wrong is None  # noqa: E731
                 explained(self.findings, self.products, large.what, domain, shape, wrong, right)
@@ -115,7 +118,7 @@ class WholeProducts:
         try:
             y = kernel.together(of)
         except KernelFault as error:
-            if isinstance(error, NotRun) or error.late:
+            if error.late:
                 raise EnvironmentFault(str(error)) from None
             words = f"{fmt.name} at {shape_in_words(shape)}: {error}"
             return Ran(Judged(Wrong(words, error=error), False), 0)
