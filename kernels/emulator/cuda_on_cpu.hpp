@@ -79,7 +79,10 @@ enum Way : uint32_t {
     SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, BALLOT, ANY, ALL, MATCH_ANY, MATCH_ALL, REDUCE, MATRIX
 };
 // The value of another lane of the mask.
-IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way, int width = 32);
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way);
+// The value of the lane that a shuffle names in parts of the warp of `width` lanes, by its number, the distance to it or
+// the bits in which the two differ.
+IN_RUNNER uint64_t shuffle(uint64_t value, int operand, uint32_t mask, Way way, int width);
 // The values of all lanes of the mask, and in [32] the lanes that passed one; valid until the lane's exchange after the
 // next.
 IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u, Way way = MATRIX);

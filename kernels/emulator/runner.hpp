@@ -263,6 +263,10 @@ struct Fiber {
     const Barrier* waits_for = nullptr;
     unsigned generation = 0;
     uint64_t thread = 0;
+    Warp* warp = nullptr;
+    uint32_t lane = 0;
+    Dim3 index;  // threadIdx
+    size_t number = 0;  // in the order in which the fibers of the block began
     bool idle = true;
     uint64_t may_wait = 0;  // when it yielded after a strong operation that changed nothing, above all ranks
     std::vector<Copy> copies;
@@ -378,15 +382,15 @@ class BlockRunner {
             if (__builtin_expect(!seeded_, 1) || draw_.once_in(2)) return;
             f->generation = barrier.generation - 1;  // it may resume, but others may do so first
         }
-        f->context.switch_to(main_);
+        pause(f);
     }
 
     // Of those that have passed a value, any may resume first.
     const uint64_t* gather(Group& group, uint64_t value) {
         uint64_t* slots = group.slots[group.generation & 1];
         if (!group.arrived) memset(slots, (int)request_.fill, sizeof *group.slots), slots[32] = 0;
-        slots[current_->thread % 32] = value;
-        slots[32] |= 1ull << current_->thread % 32;
+        slots[current_->lane] = value;
+        slots[32] |= 1ull << current_->lane;
         wait(group);
         return slots;
     }
@@ -395,7 +399,9 @@ class BlockRunner {
     Group& group(uint32_t mask) {
         Warp& warp = this->warp();
         if (__builtin_expect((mask & warp.lanes) == warp.lanes, 1)) return warp;
-        mask &= warp.lanes;
+        return part(mask & warp.lanes, warp);
+    }
+    __attribute__((noinline)) Group& part(uint32_t mask, const Warp& warp) {
         const auto [found, fresh] = parts_.try_emplace(current_->thread / 32 << 32 | mask);
         if (fresh) found->second.alive = __builtin_popcount(mask & ~warp.exited);
         return found->second;
@@ -434,6 +440,7 @@ class BlockRunner {
         f->waits_for = &block_;
         f->generation = block_.generation - 1;
         f->may_wait = has_changed ? 0 : 1ull << 63 | ++turn_;
+        gave_way_ = true;
         f->context.switch_to(main_);
         f->may_wait = 0;
     }
@@ -442,7 +449,7 @@ class BlockRunner {
     void sleep(const Barrier& barrier) {
         current_->waits_for = &barrier;
         current_->generation = barrier.generation;
-        current_->context.switch_to(main_);
+        pause(current_);
     }
 
     Barrier& block() { return block_; }
@@ -450,10 +457,10 @@ class BlockRunner {
         named_[id & 15].alive = threads ? threads : (int)threads_;
         return named_[id & 15];
     }
-    Warp& warp() { return warps_[current_->thread / 32]; }
+    Warp& warp() { return *current_->warp; }
     // The products of the running thread's warp that are not computed yet; none if all are computed at once.
     std::vector<WarpProduct>* products() { return later_ ? &products_[current_->thread / 32] : nullptr; }
-    int lane() const { return (int)(current_->thread % 32); }
+    int lane() const { return (int)current_->lane; }
     Fiber& fiber() { return *current_; }
     uint64_t thread() const { return current_->thread; }
 
@@ -569,27 +576,60 @@ class BlockRunner {
         void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
     };
 
-    // Starts threads one after another; those that wait resume in the order in which they were started. Asynchronous
+    // Starts threads one after another; those that wait resume in the order in which they were started, and a warp runs
+    // until all its lanes wait for other warps: its stacks then stay in the processor's nearest cache. Asynchronous
     // operations complete when nothing else can run.
     Outcome run_in_order() {
         while (finished_ < threads_) {
             bool moved = false;
-            for (size_t i = 0; i < used_; ++i) {
-                Fiber* f = fibers_[i];
-                if (f->idle || f->waits_for->generation == f->generation) continue;
-                resume(f);
-                if (__builtin_expect(stopped_ != DONE, 0)) return stopped_;
-                moved = true;
-            }
-            while (next_ < threads_) {
-                resume(fresh());
-                if (stopped_ != DONE) return stopped_;
-                moved = true;
+            for (size_t first = 0, end; first < used_ || next_ < threads_; first = end) {
+                const uint64_t warp = first < used_ ? fibers_[first]->thread / 32 : next_thread() / 32;
+                gave_way_ = false;
+                for (bool again = true; again && !gave_way_;) {
+                    again = false;
+                    for (end = first; end < used_ && fibers_[end]->thread / 32 == warp; ++end) {
+                        if (!can_resume(fibers_[end])) continue;
+                        resume(fibers_[end]);
+                        if (__builtin_expect(stopped_ != DONE, 0)) return stopped_;
+                        again = moved = true;
+                    }
+                    if (end < used_) continue;
+                    while (next_ < threads_ && next_thread() / 32 == warp) {
+                        resume(fresh());
+                        if (__builtin_expect(stopped_ != DONE, 0)) return stopped_;
+                        again = moved = true;
+                    }
+                    end = used_;
+                }
             }
             if (!moved && !complete_a_copy() && !answer()) return STUCK;
             if (waits()) return WAITING;
         }
         return DONE;
+    }
+    bool can_resume(const Fiber* f) const { return !f->idle && f->waits_for->generation != f->generation; }
+    uint64_t next_thread() const { return order_.empty() ? next_ : order_[next_]; }
+
+    // The running thread waits. In order, its successor in the warp resumes or begins without a detour.
+    void pause(Fiber* f) {
+        Context& waiting = f->context;
+#if !defined(__SANITIZE_ADDRESS__)  // a fiber begins from main_, whose stack it notes
+        if (!seeded_) {
+            Fiber* next = nullptr;
+            if (f->number + 1 < used_) {
+                Fiber* const after = fibers_[f->number + 1];
+                if (can_resume(after) && after->warp == f->warp) next = after;
+            } else if (next_ < threads_ && next_thread() / 32 == f->thread / 32) {
+                next = fresh();
+            }
+            if (next) {
+                current_ = next;
+                index_ = next->index;
+                return waiting.switch_to(next->context);
+            }
+        }
+#endif
+        waiting.switch_to(main_);
     }
 
     // Every choice is pseudo-random. In half of the blocks some warps always precede others: they run as far ahead as
@@ -602,7 +642,7 @@ class BlockRunner {
             if (next_ < threads_) best_key = ranked_ ? rank_[order_[next_]] : draw_.next() / (threads_ - next_);
             for (size_t i = 0; i < used_; ++i) {
                 Fiber* f = fibers_[i];
-                if (f->idle || f->waits_for->generation == f->generation) continue;
+                if (!can_resume(f)) continue;
                 // those that may wait for others come after them, in turn, or some would never run
                 const uint64_t key = !ranked_ ? draw_.next() : f->may_wait ? f->may_wait : rank_[f->thread];
                 if (key < best_key) best = f, best_key = key;
@@ -639,7 +679,8 @@ class BlockRunner {
             f->stack = stacks<STACK_BYTES>.take();
             fibers_.push_back(f);
         }
-        Fiber* f = fibers_[used_++];
+        Fiber* f = fibers_[used_];
+        f->number = used_++;
         // stacks that begin at the same offset in a page would share a few cache lines
         f->context.prepare(f->stack, STACK_BYTES - used_ % 16 * 256, &BlockRunner::fiber_main);
         f->idle = false;
@@ -648,16 +689,17 @@ class BlockRunner {
 
     void resume(Fiber* f) {
         current_ = f;
-        threadIdx = blockDim.at(f->thread);
+        index_ = f->index;
         inside_ = true;
         main_.switch_to(f->context);
         inside_ = false;
     }
 
     void begin_thread(Fiber* f) {
-        f->thread = order_.empty() ? next_ : order_[next_];
+        f->thread = next_thread();
         ++next_;
-        threadIdx = blockDim.at(f->thread);
+        f->warp = &warps_[f->thread / 32], f->lane = (uint32_t)f->thread % 32;
+        index_ = f->index = blockDim.at(f->thread);
         if (!later_) return;
         f->copy_groups = f->product_groups = 0;
         f->copies.clear();
@@ -688,7 +730,7 @@ class BlockRunner {
             self->leave_warp(f->thread);
         } while (self->next_ < self->threads_ && !self->seeded_);
         f->idle = true;
-        f->context.switch_to(self->main_);
+        self->pause(f);
         abort();  // a finished fiber is never resumed
     }
 
@@ -700,6 +742,7 @@ class BlockRunner {
     static constexpr unsigned IDLE = 256;
     unsigned atomics_ = 0, idle_ = 0;  // strong operations; those since the last one that changed something
     bool ranked_ = false;
+    bool gave_way_ = false;  // a thread that may be waiting for others, in the warp that runs
     uint64_t turn_ = 0;
     std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i
     Draw draw_;
@@ -713,6 +756,7 @@ class BlockRunner {
     std::vector<Fiber*> fibers_;
     size_t used_ = 0;
     Fiber* current_ = nullptr;
+    Dim3& index_ = threadIdx;  // of the operating-system thread that runs the block
     Context main_;
     std::vector<Copy> copies_;  // bulk copies that are not done yet
     std::vector<std::vector<WarpProduct>> products_;  // of each warp
@@ -761,17 +805,35 @@ IN_RUNNER uint32_t active_lanes() {
     const uint32_t found = runner->active(__builtin_return_address(0));
     return found;
 }
-IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way, int width) {
-    Group& group = runner->group(mask);
+TO_RUNNER uint64_t exchange_at(BlockRunner& of, uint64_t value, int source_lane, uint32_t mask, Way way, const void* line) {
+    Group& group = of.group(mask);
     CHECKED(checks.hand_on(group.gathered.known);)
-    CHECKED(checks.arrive_at_group(group, mask, way, KERNELS_LINE);)
-    CHECKED(if (width < 1 || width > 32 || width & (width - 1)) checks.wrong_width(width, KERNELS_LINE);)
-    const uint64_t* got = runner->gather(group, value);
+    CHECKED(checks.arrive_at_group(group, mask, way, line);)
+    const uint64_t* got = of.gather(group, value);
     CHECKED(checks.take(group.gathered.known);)
-    CHECKED(checks.leave_group(mask & runner->warp().lanes & ~(uint32_t)got[32], KERNELS_LINE);)
-    CHECKED(if (!(got[32] >> (source_lane & 31) & 1)) checks.no_value((uint32_t)source_lane & 31, KERNELS_LINE);)
-    (void)way, (void)width;
+    CHECKED(checks.leave_group(mask & of.warp().lanes & ~(uint32_t)got[32], line);)
+    CHECKED(if (!(got[32] >> (source_lane & 31) & 1)) checks.no_value((uint32_t)source_lane & 31, line);)
+    (void)way, (void)line;
     return got[source_lane & 31];
+}
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way) {
+    return exchange_at(*runner, value, source_lane, mask, way, __builtin_return_address(0));
+}
+// PTX ISA, shfl.sync: a lane of an earlier part of the warp can be read, but not one of a later part.
+inline int source_of(Way way, int self, int operand, int width) {
+    const int first = self & ~(width - 1), last = self | (width - 1), by = operand & 31;
+    const auto within = [&](int lane) { return lane <= last ? lane : self; };
+    switch (way) {
+        case SHUFFLE_UP: return self - by >= first ? self - by : self;
+        case SHUFFLE_DOWN: return within(self + by);
+        case SHUFFLE_XOR: return within(self ^ by);
+        default: return first | (operand & (width - 1));
+    }
+}
+IN_RUNNER uint64_t shuffle(uint64_t value, int operand, uint32_t mask, Way way, int width) {
+    BlockRunner& of = *runner;
+    CHECKED(if (width < 1 || width > 32 || width & (width - 1)) checks.wrong_width(width, KERNELS_LINE);)
+    return exchange_at(of, value, source_of(way, of.lane(), operand, width), mask, way, __builtin_return_address(0));
 }
 IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask, Way way) {
     Group& group = runner->group(mask);

@@ -1,5 +1,5 @@
 // Warp functions of CUDA C++ (Programming Guide, "Warp Vote", "Warp Match", "Warp Reduce" and "Warp Shuffle Functions";
-// which lane a shuffle reads: PTX ISA, shfl.sync). A mask that names every lane of the warp stands for those that have
+// which lane a shuffle reads: runner.hpp). A mask that names every lane of the warp stands for those that have
 // not exited; any other mask for the lanes that it names.
 #pragma once
 #include "cuda_on_cpu.hpp"
@@ -15,35 +15,30 @@ TO_RUNNER unsigned __activemask() { return cuda_on_cpu::active_lanes(); }
 namespace cuda_on_cpu {
 
 template <class T>
-TO_RUNNER T shuffled(Way way, unsigned mask, T v, int source, int width) {
-    return from_slot<T>(exchange(to_slot(v), source, mask, way, width));
+TO_RUNNER T shuffled(Way way, unsigned mask, T v, int operand, int width) {
+    return from_slot<T>(shuffle(to_slot(v), operand, mask, way, width));
 }
 
 }  // namespace cuda_on_cpu
 
 template <class T>
 TO_RUNNER T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
-    const int self = cuda_on_cpu::lane(), source = (self & ~(width - 1)) | (lane & (width - 1));
-    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE, mask, v, source, width);
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE, mask, v, lane, width);
 }
 
-// A lane of an earlier part of the warp can be read, but not one of a later part.
 template <class T>
 TO_RUNNER T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32) {
-    const int self = cuda_on_cpu::lane(), source = self ^ (lanes & 31);
-    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_XOR, mask, v, source <= (self | (width - 1)) ? source : self, width);
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_XOR, mask, v, lanes, width);
 }
 
 template <class T>
 TO_RUNNER T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32) {
-    const int self = cuda_on_cpu::lane(), source = self + (int)(delta & 31);
-    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_DOWN, mask, v, source <= (self | (width - 1)) ? source : self, width);
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_DOWN, mask, v, (int)delta, width);
 }
 
 template <class T>
 TO_RUNNER T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
-    const int self = cuda_on_cpu::lane(), source = self - (int)(delta & 31);
-    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_UP, mask, v, source >= (self & ~(width - 1)) ? source : self, width);
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_UP, mask, v, (int)delta, width);
 }
 
 // The functions of before CUDA 9, for all lanes.

@@ -3,8 +3,9 @@
 Outputs of every shipped kernel and of llama.cpp, on real and random weights and activations, are judged like in the
 rungs, including their bits. The bytes of the activation quantizer are compared with those of the encoder. The inputs
 include the values of the probe plan (zeros of both signs, blocks of zeros, subnormal scales, outliers, codes of -128,
-random blocks) and odd numbers of tokens, rows and blocks. Jobs and values depend on the requested seeds, models and
-numbers, not on the number of processes. A run resumes where an earlier one stopped.
+random blocks, each field at each class of its number format) and odd numbers of tokens, rows and blocks. Jobs and
+values depend on the requested seeds, models and numbers, not on the number of processes. A run resumes where an earlier
+one stopped.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.element import ElementFormat
@@ -17,6 +18,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.process import LlamaRefused
+from gguf_verify.rungs.field_classes import every_class, values_of_classes
 from gguf_verify.rungs.generated_inputs import any_blocks, special
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
@@ -40,11 +42,15 @@ OWN_ROWS, OTHER_ROWS = 256, 47
 #: Number of tokens for the probe plan's values.
 ODD = 129
 #: Kinds of activations: from the model, random, and from the probe plan.
-Kind = Literal["real", "random", "special", "codes of -128"]
+Kind = Literal["real", "random", "special", "codes of -128", "classes of scales and sums", "classes of encoded fields"]
+#: Those that kernels get as blocks, since no quantizer writes them.
+ENCODED: tuple[Kind, ...] = ("codes of -128", "classes of encoded fields")
+#: Those in which some values overflow the definition's range.
+EXTREME: tuple[Kind, ...] = ("special", "classes of scales and sums", "classes of encoded fields")
 #: For real activations: number of texts, and tokens per text.
 TEXTS, TEXT_TOKENS = 6, 128
 SCALES = (1e-3, 0.03, 1.0, 20.0)
-ANY_BITS = "any bits"
+ANY_BITS, CLASSES = "any bits", "each class of each field"
 #: With larger activations, the sum of 32 overflows s, which is a half.
 _LARGEST = 1500.0
 
@@ -78,11 +84,22 @@ def random_bytes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> 
     found = np.zeros((0, fmt.block_bytes), np.uint8)
     while len(found) < rows:
         blocks = rng.integers(0, 256, (2 * rows, fmt.block_bytes), np.uint8)
-        blocks = blocks[fmt.finite(blocks)]
-        with np.errstate(all="ignore"):
-            sound = (np.abs(fmt.decode(blocks)) < 2.0**20).all(axis=-1)
-        found = np.concatenate([found, blocks[sound]])
+        found = np.concatenate([found, blocks[_small(fmt, blocks)]])
     return np.ascontiguousarray(found[:rows].reshape(n, -1))
+
+
+def blocks_of_classes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> Bytes:
+    """Generate random blocks with the probe plan's fields at each class of their number format, uint8[n, row bytes].
+    Values are finite and below 2^20."""
+    own = random_bytes(fmt, n, k, rng).reshape(-1, fmt.block_bytes)
+    made = every_class(fmt, own)
+    made = made[_small(fmt, made)]
+    return np.ascontiguousarray(np.resize(rng.permutation(made), own.shape).reshape(n, -1))
+
+
+def _small(fmt: BlockFormat, blocks: Bytes) -> npt.NDArray[np.bool_]:
+    with np.errstate(all="ignore"):
+        return np.asarray(fmt.finite(blocks) & (np.abs(fmt.decode(blocks)) < 2.0**20).all(axis=-1))
 
 
 def random_activations(m: int, k: int, seed: int) -> Floats:
@@ -110,6 +127,18 @@ def special_activations(m: int, k: int, seed: int, quantized: bool) -> Floats:
     rows = special(k, random_activations(1, k, seed), 1e4 if quantized else 1e6)
     factors = np.random.default_rng((seed, m, k)).uniform(0.3, 1, (m, 1)).astype(np.float32)
     return np.ascontiguousarray(np.resize(rows, (m, k)) * factors)
+
+
+def activations_of_classes(m: int, k: int, seed: int) -> Floats:
+    """Generate float32[m, k] from the probe plan's activations whose scale or sum is at each class of a half."""
+    return np.resize(np.random.default_rng((seed, m, k)).permutation(values_of_classes(k)), (m, k))
+
+
+def blocks_of_activations(fmt: BlockFormat, taken: Bytes, seed: int) -> Bytes:
+    """Generate activations uint8[M, row bytes] of `fmt` with each field at each class of its number format, from
+    ordinary ones of the same shape."""
+    made = np.tile(every_class(fmt, taken[:, : fmt.block_bytes]), (1, taken.shape[1] // fmt.block_bytes))
+    return np.resize(np.random.default_rng((seed, *taken.shape)).permutation(made), taken.shape)
 
 
 def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str], small: bool = False) -> list[Matrix]:
@@ -146,6 +175,7 @@ def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str],
                     found.append(Matrix("random bytes", "", fmt, random_bytes(fmt, n, k, rng), x, False))
                     blocks = any_blocks(fmt, n * k // fmt.block_size, int(rng.integers(1 << 30)))
                     found.append(Matrix(ANY_BITS, "", fmt, blocks.reshape(n, -1), x, False))
+                    found.append(Matrix(CLASSES, "", fmt, blocks_of_classes(fmt, n, k, rng), x, False))
     return found
 
 
@@ -166,11 +196,11 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
                     m = (TOKENS if of == "q8_1" else 192) if short else (48 if k <= 4096 and of == "q8_1" else 8)
                     jobs.append(Job(i, of, m, seed, kind, every=n * k <= 1 << 16 and shape not in seen))
                     seen.add(shape)
-                if matrix.source != ANY_BITS and (short or kind == "random"):
+                if matrix.source not in (ANY_BITS, CLASSES) and (short or kind == "random"):
                     jobs.append(Job(i, "llama.cpp", 256 if short else 8, seed, kind))
-            if matrix.source in ("drawn", ANY_BITS) and isinstance(matrix.fmt, BlockFormat) and short:
+            if matrix.source in ("drawn", ANY_BITS, CLASSES) and isinstance(matrix.fmt, BlockFormat) and short:
                 jobs += [Job(i, of, ODD, seed, "special") for of in ("q8_1", "f32", "f16")]
-                jobs.append(Job(i, "q8_1", ODD, seed, "codes of -128"))
+                jobs += [Job(i, "q8_1", ODD, seed, kind) for kind in ("classes of scales and sums", *ENCODED)]
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
     jobs += filling(matrices, left, host)
     # shuffled, so that a run cut short by the time limit has jobs of all kinds
@@ -187,8 +217,8 @@ def filling(matrices: Sequence[Matrix], outputs: int, host: str, first: int = 0)
     while outputs > 0 and fill:
         number = first + len(jobs)
         i = fill[number % len(fill)]
-        turn: Sequence[Kind] = ("real", "random", "special", "codes of -128")
-        chosen = turn[number // len(fill) % 4]
+        turn: Sequence[Kind] = ("real", "random", "classes of scales and sums", *ENCODED, "special")
+        chosen = turn[number // len(fill) % len(turn)]
         kind = "random" if chosen == "real" and not matrices[i].x.any() else chosen
         jobs.append(Job(i, "q8_1", MANY - 1, 1000 + number, kind, fill=True))
         outputs -= planned(jobs[-1], matrices[i], host)

@@ -30,7 +30,11 @@ from gguf_verify.support.errors import KernelFault
 
 from ..inputs import Bytes, Floats, Matrix
 from .jobs import (
+    ENCODED,
+    EXTREME,
     Job,
+    activations_of_classes,
+    blocks_of_activations,
     calls,
     definition_of,
     random_activations,
@@ -105,6 +109,8 @@ class Worker:
             x = real_activations(matrix.x, job.m, job.seed)
         elif job.kind == "special":
             x = special_activations(job.m, matrix.k, job.seed, job.semantics == "q8_1")
+        elif job.kind == "classes of scales and sums":
+            x = activations_of_classes(job.m, matrix.k, job.seed)
         else:
             x = random_activations(job.m, matrix.k, job.seed)
         if job.semantics == "llama.cpp":
@@ -127,10 +133,14 @@ class Worker:
 
     def _kernels(self, job: Job, matrix: Matrix, x: Floats, tally: Tally) -> None:
         fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
-        taken, given = definition_of(job.semantics, fmt).bytes_of(x), job.kind == "codes of -128"
-        if given:
+        definition, given = definition_of(job.semantics, fmt), job.kind in ENCODED
+        taken = definition.bytes_of(x)
+        if job.kind == "codes of -128":
             taken = with_least_codes(taken)
-        if job.kind == "special" or job.semantics == "f16":  # outputs may overflow the definition's range
+        elif given:
+            assert definition.activations is not None
+            taken = blocks_of_activations(definition.activations, taken, job.seed)
+        if job.kind in EXTREME or job.semantics == "f16":  # outputs may overflow the definition's range
             finite = np.isfinite(self._product(job.semantics, matrix, taken, None, tally).exact)
             rows = finite.any(axis=0)
             tokens = finite[:, rows].all(axis=1)
