@@ -22,7 +22,7 @@ from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import UsageError
 from tests.support.tools import FIXTURES
 from tools.measure import alarms
-from tools.measure.__main__ import main
+from tools.measure.__main__ import build_parser, main
 from tools.measure.alarms import jobs, worker
 from tools.measure.alarms.worker import LISTED, Tally, Worker
 from tools.measure.inputs import WEIGHTS, Matrix, captured, fits, text
@@ -56,6 +56,10 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "TEXT_TOKENS", 16)
     original = captured
     monkeypatch.setattr(jobs, "captured", lambda *a: original(*a)[:2])
+
+
+def test_the_number_of_outputs_is_an_option_of_the_command() -> None:
+    assert build_parser().parse_args(["alarms", "--outputs", "8e5"]).at_least == 800_000
 
 
 @pytest.mark.usefixtures("few")

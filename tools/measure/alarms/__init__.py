@@ -112,7 +112,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="*", type=Path, help="also use the matrices of these GGUF files")
     add("--host", choices=list(HOSTS), default="cpu", help="host that runs the kernels (%(default)s)")
-    add("--outputs", type=lambda s: int(float(s)), default=10**9, help="minimum number of outputs to judge (1e9)")
+    add(
+        "--outputs",
+        dest="at_least",
+        type=lambda s: int(float(s)),
+        default=10**9,
+        help="minimum number of outputs to judge (1e9)",
+    )
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of texts and random values")
     add("-j", "--jobs", type=int, default=0, help="number of processes (default: one per core)")
     add("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds")
@@ -132,7 +138,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     host = make_host(options.host, 1)
     began = time.perf_counter()
     matrices = prepared([*QUANTIZED, UNQUANTIZED, *options.models], options.seeds, options.types, options.small)
-    jobs = jobs_for(matrices, options.seeds, options.outputs, options.host)
+    jobs = jobs_for(matrices, options.seeds, options.at_least, options.host)
     processes = options.jobs or len(os.sched_getaffinity(0))
     what = f"plan {PLAN}, {options.host}, seeds {options.seeds}, {len(jobs)} jobs, {len(matrices)} matrices"
     first, total = kept(options.checkpoint, what) if options.checkpoint else (0, Tally())
@@ -152,7 +158,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             rate = (total.outputs - before) / (now - start)
             print(f"{total.outputs:.3g} outputs, {rate:.3g} per second, {total.n_alarms} alarms", file=sys.stderr)
     else:  # some planned outputs overflowed and were not judged
-        missing = options.outputs - total.outputs
+        missing = options.at_least - total.outputs
         for tally in done(options.host, matrices, filling(matrices, missing, options.host, MORE), processes):
             total.add(tally)
     seconds = time.perf_counter() - start
