@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,9 @@ from .faults import Fault, raised, unchanged
 from .frames import Frame, as_array, described, frame_of, poison_answer
 from .observation import Observer
 from .operands import Mapped
-from .reporting import Reporter
+
+if TYPE_CHECKING:
+    from .reporting import Reporter
 
 _MATRICES = ("weights", "activations", "output")
 
