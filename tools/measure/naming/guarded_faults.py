@@ -51,7 +51,8 @@ class Condition:
         axis: "N" or "M".
         words: for the list of results.
         holds: (indices, size) → bool[indices].
-        of_size: whether it asks for the size, so that calls of other sizes are correct.
+        of_size: whether it asks for the size, also for a distance from the end, so that calls of other sizes may be
+            correct.
     """
 
     axis: str
@@ -77,7 +78,7 @@ def condition(rng: Rng) -> Condition:
         Quantity(name, "size" if name == axis else "place", partial(_below, most=most)) for name, most in draws.items()
     ]
     made = guard(rng, quantities, witness)
-    of_size = any(one.kind == "size" for one in made.comparisons)
+    of_size = any(axis in one.quantity for one in made.comparisons)
 
     def holds(at: npt.NDArray[np.intp], size: int) -> Bools:
         return np.broadcast_to(np.asarray(made.holds(values(at, size))), at.shape)
@@ -362,8 +363,11 @@ def _predicts(explanation: Explanation, y: npt.NDArray[np.float64], fresh: Case)
     predicted = explanation.predict(fresh)
     if predicted is None:
         return False
-    near = np.abs(y - predicted.exact) <= predicted.bound + fresh.right.bound
-    return bool((near if explanation.part is None else near[explanation.part]).all())
+    near, part = np.abs(y - predicted.exact) <= predicted.bound + fresh.right.bound, explanation.part
+    if part is None:
+        return bool(near.all())
+    near = near[: part.shape[0], : part.shape[1]]  # the diagnosis may have used fewer tokens or rows
+    return bool(near[part[: near.shape[0], : near.shape[1]]].all())
 
 
 def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
