@@ -68,11 +68,14 @@ class Calls:
         """Return how many of `other` rows or tokens may be combined with these sizes."""
         return max(1, min(other, int(MOST_WORK // max(1, sum(sizes) * self.k))))
 
-    def first_columns(self, units: int) -> tuple[Bytes, npt.NDArray[Any]]:
-        """Return rows and activations of only the first columns."""
+    def first_columns(self, units: int, start: int = 0) -> tuple[Bytes, npt.NDArray[Any]]:
+        """Return rows and activations of only the first columns, or of those from unit `start` on."""
         all_units = self.k // self.fmt.unit
-        width, wide = (of.shape[1] // all_units for of in (self.rows, self.x))
-        return np.ascontiguousarray(self.rows[:, : units * width]), np.ascontiguousarray(self.x[:, : units * wide])
+        rows, x = (
+            np.ascontiguousarray(of[:, start * (of.shape[1] // all_units) :][:, : units * (of.shape[1] // all_units)])
+            for of in (self.rows, self.x)
+        )
+        return rows, x
 
 
 def others(own: int) -> list[int]:

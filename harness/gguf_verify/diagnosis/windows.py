@@ -18,6 +18,8 @@ _EDGES = 16 + MOST_CALLS
 _LONG = 2048
 #: Most values of the operand whose size changes, and most rows of calls with fewer columns.
 _MOST_VALUES, _FEW_ROWS = 1 << 24, 72
+#: Calls with other columns of the largest K that was right.
+_MOST_STARTS = 32
 #: Multiples of a domain's step that are tried.
 _MORE_ROWS = 8
 
@@ -72,8 +74,8 @@ def of_columns(calls: Calls) -> FaultMatch | None:
     lengths = [length for length in sorted(few) if length * unit <= k]
     lengths = [length for length in lengths if length * unit in calls.kernel.domain.k]
 
-    def wrong(length: int) -> float:
-        rows, x = calls.first_columns(length)
+    def wrong(length: int, start: int = 0) -> float:
+        rows, x = calls.first_columns(length, start)
         rows, x = rows[:_FEW_ROWS], x[:2]
         return float(calls.wrong(calls.run(rows, x), calls.exact(rows, x)).mean())
 
@@ -82,6 +84,9 @@ def of_columns(calls: Calls) -> FaultMatch | None:
     bad = min((n for n, share in shares.items() if share), default=0)
     if not right or not bad or not shares.get(k // unit):
         return None
+    starts = np.linspace(0, k // unit - right, min(-(-k // (right * unit)), _MOST_STARTS)).astype(int)
+    if any(wrong(right, int(start)) for start in starts[1:]):
+        return None  # the columns matter, and not their number
     if k <= _LONG or right > bad or set(shares.values()) != {0.0, 1.0}:
         return of_lengths(
             {length: bool(share) for length, share in shares.items()},

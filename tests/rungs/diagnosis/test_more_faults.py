@@ -334,6 +334,19 @@ def test_a_window_of_columns(made: Callable[..., np.ndarray]) -> None:
     assert "from K = 2592 on, and none up to 2560" in found[0].words
 
 
+def test_a_block_of_the_last_columns_is_no_window_of_columns(made: Callable[..., np.ndarray]) -> None:
+    """Fewer columns are right only because they lack it."""
+    rows, x = made("Q4_0", 320)[:3].copy(), activations(320, 2)
+    rows[:, 9 * 18 : 9 * 18 + 2] = (0x34, 0x12)
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        marked = (rows.reshape(len(rows), -1, 18)[..., :2] == (0x34, 0x12)).all(axis=-1).any(axis=-1)
+        return right(rows, x) * np.where(marked, np.float32(1.5), np.float32(1))
+
+    found = list(Experiments(Odd(fault), FORMATS["Q4_0"], Q8_1, rows, x).named())
+    assert "window-of-k" not in [f.id for f in found]
+
+
 def test_what_only_some_sizes_have_is_named_so(made: Callable[..., np.ndarray]) -> None:
     """Halved values explain the outputs, but would make smaller calls wrong, too, which are right."""
 
