@@ -39,6 +39,7 @@ CONDITIONS = {
     "k % 32 != 0": False, "k % 32": False, "k & 31": False, "(k & 31) != 0": False, "k % 32 == 0u": True,
     "k % 64": None, "n % 8 == 0": True, "n % 16 == 0": None, "m > 64": False, "m >= 64": None, "m <= 0": False,
     "m < 1 || k < 32": False, "m < 1 || k < 128": None, "m > 0 && k >= 96": True, "k == 100": False, "k == 128": None,
+    "m == 65": False, "m != 65": True,
     "blocks * 32 == k": None, "blocks < 3": False, "blocks > 128": False, "k / 32 * 32 == 33": False,
     "k / 64 > 64": False, "m * 2 % 2 == 1": False, "n + 4 == 8 + 1": False, "(k + 32) % 32 == 1": False,
     "k % 24 == 1": False, "k % 24 == 8": None, "n < 0": False, "m - 1 < 0": False, "m * n > 5": True,
