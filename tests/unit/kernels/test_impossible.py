@@ -37,12 +37,15 @@ def never(code: str, declared: str = DECLARED) -> dict[str, str]:
 #: A condition → its constant value, or None.
 CONDITIONS = {
     "k % 32 != 0": False, "k % 32": False, "k & 31": False, "(k & 31) != 0": False, "k % 32 == 0u": True,
-    "k % 64": None, "n % 8 == 0": True, "n % 16 == 0": None, "m > 64": False, "m >= 64": None, "m <= 0": False,
-    "m < 1 || k < 32": False, "m < 1 || k < 128": None, "m > 0 && k >= 96": True, "k == 100": False, "k == 128": None,
+    "k % 64": None, "n % 8 == 0": True, "n % 16 == 0": None, "m > 64": False, "m >= 64": None, "m <= 0": None,
+    "m < 0": False,
+    "m < 1 || k < 32": None,
+    "m > 64 || k < 32": False, "m < 1 || k < 128": None, "m <= 64 && k >= 96": True,
+    "k == 100": False, "k == 128": None,
     "m == 65": False, "m != 65": True,
     "blocks * 32 == k": None, "blocks < 3": False, "blocks > 128": False, "k / 32 * 32 == 33": False,
     "k / 64 > 64": False, "m * 2 % 2 == 1": False, "n + 4 == 8 + 1": False, "(k + 32) % 32 == 1": False,
-    "k % 24 == 1": False, "k % 24 == 8": None, "n < 0": False, "m - 1 < 0": False, "m * n > 5": True,
+    "k % 24 == 1": False, "k % 24 == 8": None, "n < 0": False, "m - 1 < 0": None, "m * n > 5": None,
     "!(k % 32)": None, "k % 32 & 1": None, "threadIdx.x > 5000": None, "y == 0": None, "(int)m == 0": None,
     "1 < m < 70": None, "k % 32 == 1 == 0": None, "k << 1 == 1": None, "k /* rows */ % 32": False,
     "k % 32 // rest": False, "m == 64.5": None, "7": True, "0": False,
@@ -65,7 +68,7 @@ def test_constant_conditions_are_constant(condition: str) -> None:
     plain = re.sub(r"(\d)u\b", r"\1", condition.replace("||", " or ").replace("&&", " and ").replace("/", "//"))
     found = {
         bool(eval(plain, {"m": m, "n": n, "k": k, "blocks": k // 32}))
-        for m in (1, 2, 63, 64) for n in (8, 16, 24, 4096) for k in (96, 128, 160, 256, 4064, 4096)
+        for m in (0, 1, 2, 63, 64) for n in (8, 16, 24, 4096) for k in (96, 128, 160, 256, 4064, 4096)
     }  # fmt: skip
     assert found == {CONDITIONS[condition]}
 
@@ -94,7 +97,7 @@ def test_a_line_with_other_code_is_not_decided() -> None:
     "code",
     [
         "k += 1;", "k = 5;", "++k;", "k--;", "change(&k);", "int k = 5;", "for (int k = 0; k < 5; ++k) y[k] = 1;",
-        "\n#define k 33\n", "const int& k = m;",
+        "\n#define k 33\n", "const int& k = m;", "auto f = [](int& k) { return k; };", "for (int& k : y) y[0] = 1;",
     ],
 )  # fmt: skip
 def test_a_parameter_that_may_be_something_else(code: str) -> None:
@@ -104,6 +107,23 @@ def test_a_parameter_that_may_be_something_else(code: str) -> None:
 
 def test_reads_do_not_matter() -> None:
     assert never("y[k] = m * k + s.k;\nreturn k;\nif (k == 5) y[0] = n & k;\nif (k % 32) y[0] = 1;")
+
+
+def test_all_launches_of_a_function_count() -> None:
+    head, _, rest = DECLARED.partition("parameters")
+    launch = '[[launches]]\nsymbol = "gemm"\nparameters' + rest.partition("domain")[0]
+    once = f"{head}domain{rest.partition('domain')[2]}{launch}"
+    assert never("if (k % 32) y[0] = 1;", once)
+    assert not never("if (k % 32) y[0] = 1;", once + launch.replace('"int32 K"', '"int32 K + 1"'))
+
+
+def test_a_macro_of_another_file_or_another_type_counts() -> None:
+    text = KERNEL.format(code="if (k % 32) y[0] = 1;")
+    assert impossible(parse(DECLARED), "gemm", {"k.cu": text, "k.cuh": "int x;"})["k.cu"]
+    assert not impossible(parse(DECLARED), "gemm", {"k.cu": text, "k.cuh": "#define k 33"}).get("k.cu")
+    assert not impossible(
+        parse(DECLARED), "gemm", {"k.cu": text.replace("int k) {\n    if (k % 32) y", "short k) {\n    if (k % 32) y")}
+    ).get("k.cu")
 
 
 def test_all_types_count() -> None:

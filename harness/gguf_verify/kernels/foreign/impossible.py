@@ -12,16 +12,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd
+
+import numpy as np
 
 from ...formats.tensor_types import FORMATS
 from ...hosts.cuda_text import Lines, Token, brackets, tokens_of
 from ..domain import Extent
 from .declared import CallDeclaration, Step
 from .layouts import Number
-from .signature import kernels_in
+from .signature import INTEGERS, kernels_in
 
 #: Largest value of an expression of 32 and of 64 bits, and of a dimension without a limit.
 _MOST, _MOST_WIDE, _MOST_SIZE = (1 << 31) - 1, (1 << 63) - 1, 1 << 48
@@ -76,13 +78,18 @@ def impossible(declaration: CallDeclaration, symbol: str, texts: Mapping[str, st
         texts: the kernel's files: name → text.
     """
     found: dict[str, dict[int, str]] = {}
+    launches: dict[str, list[Step]] = {}
+    for step in declaration.all_steps:
+        for name in {_plain(of or symbol) for of in (step.symbols.values() or [""])}:
+            launches.setdefault(name, []).append(step)
+    macros = {name for text in texts.values() for name in _DEFINED.findall(text)}
     for file, text in texts.items():
-        source = _Source(text)
-        for step in declaration.all_steps:
-            for name in {_plain(of or symbol) for of in (step.symbols.values() or [""])}:
-                known = [_passed(declaration, step, source, name, fmt) for fmt in declaration.of.kinds]
-                if all(known):
-                    found.setdefault(file, {}).update(source.constant(name, known))
+        source = _Source(text, macros)
+        for name, steps in launches.items():
+            # a condition must be constant in all launches of a function, and for all types
+            known = [_passed(declaration, step, source, name, fmt) for step in steps for fmt in declaration.of.kinds]
+            if all(known):
+                found.setdefault(file, {}).update(source.constant(name, known))
     return found
 
 
@@ -97,20 +104,24 @@ def _passed(declaration: CallDeclaration, step: Step, source: _Source, name: str
     if fmt not in FORMATS or len(parameters) != len(step.parameters):
         return {}
     block = FORMATS[fmt]
+    # products without tokens are tried, too
     names = {
-        "M": _extent(domain.m), "N": _extent(domain.n), "K": _extent(domain.k, block.block_size),
+        "M": _extent(replace(domain.m, least=0) if domain.m.least == 1 else domain.m), "N": _extent(domain.n),
+        "K": _extent(domain.k, block.block_size),
         "BLOCK": _single(block.block_size), "BYTES": _single(block.block_bytes), "TYPE": _single(block.type_id),
     }  # fmt: skip
     spans = dict[str, _Span]()
     for parameter, passed in zip(parameters, step.parameters, strict=True):
-        if isinstance(passed, Number) and not isinstance(passed.value, float):
+        # a source with another type than the declared one gets other numbers
+        if isinstance(passed, Number) and INTEGERS.get(parameter.type) == passed.kind:
+            assert not isinstance(passed.value, float)
             wide = passed.kind in ("int64", "uint64")
             try:
                 span = _value(ast.parse(passed.value.source, mode="eval").body, names)
             except (_Undecided, SyntaxError, ValueError):
                 continue
             # the call is refused where its type does not hold the number
-            most = min(span.most, _MOST_WIDE if wide else _MOST)
+            most = min(span.most, int(np.iinfo(passed.kind).max))
             spans[parameter.name] = _Span(span.least, most, span.step, span.rest, wide)
     return spans
 
@@ -118,9 +129,9 @@ def _passed(declaration: CallDeclaration, step: Step, source: _Source, name: str
 class _Source:
     """A file's text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, macros: set[str]) -> None:
         self.kernels = kernels_in(text)
-        self._macros, self._lines = {*_DEFINED.findall(text)}, Lines(text)
+        self._macros, self._lines = macros, Lines(text)
         self._tokens = tokens_of(text)
         self._closing = brackets(self._tokens)
 
@@ -203,7 +214,9 @@ def _changed(name: str, body: Sequence[Token]) -> bool:
         after, then = words[i + 1], words[i + 2]
         written = (after == "=" and then != "=") or (then == "=" and after in "+-*/%&|^") or after == then in ("+", "-")
         twice = before == words[i - 2]
-        named = before in ("&", "*") and not _operand(words[i - 2]) and not (twice and before == "&")
+        # `T& k` of a lambda or a loop looks like a masked number
+        other = not _operand(words[i - 2]) or after in (")", ",", ":", "{")
+        named = before in ("&", "*") and other and not (twice and before == "&")
         stepped = twice and before in ("+", "-")
         declared = bool(re.fullmatch(r"[A-Za-z_]\w*", before)) and before not in _BEFORE
         if written or named or stepped or declared:

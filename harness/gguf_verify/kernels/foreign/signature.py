@@ -23,7 +23,7 @@ _KERNEL = re.compile(
 )
 _WORDS = re.compile(r"\b(?:const|volatile|struct|restrict|__restrict__|__restrict|__grid_constant__)\b")
 #: Integer types of C → those of a declaration.
-_INTEGERS = {
+INTEGERS = {
     "int": "int32", "int32_t": "int32", "signed": "int32", "unsigned": "uint32", "unsigned int": "uint32",
     "uint32_t": "uint32", "uint": "uint32", "long long": "int64", "int64_t": "int64", "long": "int64",
     "long long int": "int64", "ptrdiff_t": "int64", "size_t": "uint64", "uint64_t": "uint64",
@@ -135,7 +135,7 @@ def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
             unsure.append(f"for {p.type} {p.name} write {what} in place of ?")
             continue
         size = next((size for size, names in _NAMES.items() if p.name.lower() in names), "")
-        kind = _INTEGERS.get(p.type, "int32")
+        kind = INTEGERS.get(p.type, "int32")
         listed.append(f"{kind} {size or '?'}")
         if not size:
             unsure.append(f"for {p.type} {p.name} write M, N or K in place of ?")
@@ -198,7 +198,7 @@ def misfit(
                 f"{symbol} has the parameter {p.type} {p.name}, which cannot be passed: a declaration passes pointers "
                 f"and numbers of 4 and 8 bytes; {cure}, for example in a wrapper kernel"
             )
-    if "stream" in declared or not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
+    if "stream" in declared or not all(p.pointer or p.type in INTEGERS or p.type == "float" for p in parameters):
         return None
     right, _ = _declared(parameters)
     instead = f"write parameters = {json.dumps(right)}" + (
@@ -208,7 +208,7 @@ def misfit(
         return f"{symbol} has {len(parameters)} parameters, but {len(declared)} are declared; {instead}"
     for p, said in zip(parameters, declared, strict=True):
         kind = said.split()[0] if " " in said else ""
-        wanted = _INTEGERS.get(p.type, "float32")
+        wanted = INTEGERS.get(p.type, "float32")
         other = bool(kind) and ((kind == "float32") != (wanted == "float32") or kind[-2:] != wanted[-2:])
         if p.pointer and kind and said.split()[1:] == ["0"]:
             return (

@@ -26,7 +26,7 @@ def explained(
 ) -> None:  # fmt: skip
     """Record that a large product is wrong, and from which size on.
 
-    Outputs that were never written may as well be left out on purpose, so that has no name.
+    Outputs that were never written have no name: a kernel may omit them on purpose.
 
     Args:
         what: what is large, such as "M·N".
