@@ -50,6 +50,11 @@ class Operands:
         """Whether all threads compare the same two values."""
         return self.a[0] == self.a[1] and self.b[0] == self.b[1]
 
+    @property
+    def sign(self) -> int:
+        """That of the smallest a - b: -1, 0, or 1."""
+        return (self.apart[0] > 0) - (self.apart[0] < 0)
+
 
 #: The comparisons of a call.
 Compared = dict[Comparison, Operands]

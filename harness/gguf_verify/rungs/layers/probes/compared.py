@@ -128,16 +128,16 @@ def _shapes(found: Collection[Boundary]) -> Iterator[tuple[Shape, str]]:
 
 
 def _preferred(run: Run, found: Collection[Boundary]) -> list[Boundary]:
-    """The boundaries of each place in turn: first those that the shape alone decides, last those whose line has a
-    branch that was taken both ways."""
+    """The boundaries of each place in turn, by their rank; last those whose line has a branch that was taken both
+    ways."""
     taken = set[str]()
     execution = run.kernel.executed() if len(found) > _FEW else None
     for file, executed in () if execution is None else execution.files.items():
         open_lines = {line for (line, _), ways in executed.branches.items() if not all(ways)}
         taken |= {f"{file}:{line}" for line, _ in executed.branches if line not in open_lines}
-    turns, ranks = Counter[str](), list[tuple[bool, bool, int]]()
+    turns, ranks = Counter[str](), list[tuple[bool, tuple[bool, bool], int]]()
     for boundary in found:
-        ranks.append((boundary.place in taken, not boundary.uniform, turns[boundary.place]))
+        ranks.append((boundary.place in taken, boundary.rank, turns[boundary.place]))
         turns[boundary.place] += 1
     return [boundary for _, boundary in sorted(zip(ranks, found, strict=True), key=lambda one: one[0])]
 

@@ -1,41 +1,46 @@
 """Shapes at which the comparisons in a kernel's code change their outcome.
 
 A fixed plan may miss a branch such as `if (M >= 1500 && M < 1600)` or `if (N % 192 == 64)`. But the operands of its
-comparisons can be observed at any size. So each is solved as an equation in one dimension: its zeros are found by its
-slope, by bisection where the sign changes, and, for remainders, by a search over one period. This is search-based
-testing with the branch distance a - b (Korel, Automated Software Test Data Generation, IEEE TSE 16, 1990) on traced
-comparisons (Aschermann et al., REDQUEEN, NDSS 2019).
+comparisons can be observed at any size. So each is solved: by its form if a few values show one (`forms`), else along
+each dimension, by its slope and by bisection where the sign changes. This is search-based testing with the branch
+distance a - b (Korel, Automated Software Test Data Generation, IEEE TSE 16, 1990) on traced comparisons (Aschermann et
+al., REDQUEEN, NDSS 2019).
 
-A comparison that is only made behind another one shows at the shapes that were found for that one: these are the bases
-of the next search.
+A comparison that is only made behind others is solved together with them: their outcomes stay those with which it was
+made. So are comparisons of one condition, of which each is made anywhere (`(N == 768) & (K == 2048)`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, pairwise
 
 from ....kernels.comparisons import Compared, Comparison, Operands
 from ....kernels.domain import Domain
 from ...plan import near
+from .forms import Form, Outcome, Steps, fitted, nearest, satisfying
 
 Shape = tuple[int, int, int]
 #: The comparisons of a call of a shape; None if it cannot be made.
 Observe = Callable[[Shape], Compared | None]
 
-#: Shapes from which comparisons beside are solved again; steps over which a period is searched.
-_MOST_JOINT, _PERIOD = 8, 256
 #: Lines between comparisons that may be parts of one condition.
 _BESIDE = 1
-#: Sizes of tiles that kernels have, and all steps of a period, these first.
+#: Times that a form is fitted anew where it predicted another value; further values of one that few shapes showed.
+_TRIES, _FEW_VALUES = 4, 6
+#: Values without a form after which none is expected.
+_ENOUGH = 32
+#: Counts over which a period is searched where no form is found: sizes of tiles that kernels have first.
+_PERIOD = 256
 _TILES = tuple(tile << i for tile in (1, 3) for i in range(9) if tile << i <= _PERIOD)
-_STEPS = (*_TILES, *sorted({*range(1, _PERIOD)} - {*_TILES}))
 #: The shape of the first base (in units of K), and the largest sizes that are observed.
 _BASE, _LARGEST = (3, 33, 2), (1 << 21, 1 << 21, 1 << 16)
-#: Steps from a base at which the operands are observed first.
-_OFFSETS = (0, 1, 5, 25, 125, 625, 3125, 15_625, 78_125, 390_625)
+#: Steps from a base at which the operands are observed first: with many remainders.
+_OFFSETS = (0, 1, 6, 29, 131, 617, 3137, 15_641, 78_137, 390_647)
 
 
 @dataclass(frozen=True)
@@ -45,19 +50,19 @@ class Effort:
     Args:
         observed: calls.
         bases: shapes from which comparisons that are only made there are solved.
+        together: comparisons that are solved anew together with others.
         offsets: steps from a base at which the operands are observed first.
-        periods: steps in which a comparison is searched that is not made at a base's neighbour.
     """
 
     observed: int
     bases: int
+    together: int
     offsets: tuple[int, ...]
-    periods: tuple[int, ...]
 
 
 #: Of thread blocks, which cost the same at every size; and of whole calls.
-OF_BLOCKS = Effort(500, 10, _OFFSETS, _STEPS)
-OF_CALLS = Effort(1000, 40, (0, 1, 25, 625, 3125), _TILES)
+OF_BLOCKS = Effort(500, 20, 60, _OFFSETS)
+OF_CALLS = Effort(1000, 40, 24, (0, 1, 6, 29, 617, 3137))
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,23 @@ class Boundary:
     Args:
         place: FILE:LINE of the comparison.
         uniform: all threads compare the same two values: the shape alone decides.
+        together: other comparisons keep their outcomes there, with which it may be one condition.
         shapes: the last one before the change first.
     """
 
     place: str
     uniform: bool
+    together: bool
     shapes: tuple[Shape, ...]
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        """Those come first that the shape alone decides, and those last that are solved together with others."""
+        return self.together, not self.uniform
 
 
 def boundaries(domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS) -> list[Boundary]:
-    """The shapes at which comparisons change their outcome, those first that the shape alone decides.
+    """The shapes at which comparisons change their outcome, by their rank.
 
     Args:
         domain: of the kernel; no shape is outside, and none is observed there.
@@ -84,33 +96,69 @@ def boundaries(domain: Domain, unit: int, observe: Observe, effort: Effort = OF_
     """
     search = _Search(domain, unit, observe, effort)
     first = search.first()
-    bases, seen = [] if first is None else [first], set[Comparison]()
-    found, solved = dict[Boundary, None](), list[tuple[Shape, Comparison]]()
-    for base in bases:
-        here = search.at(base) or {}
-        new = [one for one in here if one not in seen]
-        seen |= here.keys()
-        for boundary, at, comparison in search.around(base, new):
-            found[boundary] = None
-            solved.append((at, comparison))
-            for shape in boundary.shapes:
-                if len(bases) < effort.bases and {*(search.at(shape) or {})} - seen - search.known(bases):
-                    bases.append(shape)
-    found |= dict.fromkeys(search.jointly(solved))
-    return sorted(found, key=lambda boundary: not boundary.uniform)
+    found = {} if first is None else dict.fromkeys(search.boundaries(first))
+    return sorted(found, key=lambda boundary: boundary.rank)
 
 
 @dataclass(frozen=True)
 class _Signal:
-    """A number that a comparison's outcome depends on: it changes where this is 0.
+    """A number that a comparison's outcome depends on: it changes where this is `level`.
 
     Args:
         name: the field of `Operands`.
         end: 0 for the smallest value among the threads, 1 for the largest.
+        of_range: 0 is a level because the comparison may be a range test.
     """
 
     name: str
     end: int
+    level: float = 0
+    of_range: bool = False
+
+    def of(self, operands: Operands) -> float:
+        return float(getattr(operands, self.name)[self.end])
+
+    def sign(self, operands: Operands) -> int:
+        """-1 below the level, 1 above it."""
+        value = self.of(operands)
+        return (value > self.level) - (value < self.level)
+
+
+def _signals(operands: Sequence[Operands]) -> list[_Signal]:
+    """The numbers that change along operands, each once: one of them if the other is constant, else a - b."""
+    found: dict[tuple[float, ...], _Signal] = {}
+    for end in (1, 0):
+        for name, other in (("a", "b"), ("b", "a")):
+            level, *others = {e for one in operands for e in getattr(one, other)}
+            if not others:
+                # a range test, C > x - D without a sign, changes at x = D and at x = C + D
+                for signal in (_Signal(name, end, level), _Signal(name, end, 0, of_range=True)):
+                    found.setdefault((*map(signal.of, operands), signal.level), signal)
+                break
+        else:
+            signal = _Signal("apart", end)
+            found.setdefault((*map(signal.of, operands), 0), signal)
+    return [signal for (*values, _), signal in found.items() if len({*values}) > 1]
+
+
+@dataclass(frozen=True)
+class _Together:
+    """A comparison that is solved anew while others keep their outcomes.
+
+    Args:
+        apart: lines between them.
+        signs: of the others' a - b.
+    """
+
+    apart: int
+    comparison: Comparison
+    kept: tuple[Comparison, ...]
+    signs: tuple[int, ...]
+
+    @property
+    def rank(self) -> tuple[int, int, bool]:
+        """Those of one line first, then those of few comparisons, then those where the others are equal."""
+        return self.apart, len(self.kept), any(self.signs)
 
 
 @dataclass
@@ -120,16 +168,19 @@ class _Search:
     observe: Observe
     effort: Effort
     _observed: dict[Shape, Compared | None] = field(default_factory=dict)
+    #: The operands of a comparison wherever it was observed; its signals by their number; forms, and that number.
+    _made: dict[Comparison, dict[Shape, Operands]] = field(default_factory=lambda: defaultdict(dict))
+    _signals: dict[tuple[Comparison, int], list[_Signal]] = field(default_factory=dict)
+    _forms: dict[tuple[Comparison, _Signal], tuple[int, Form | None]] = field(default_factory=dict)
 
     def at(self, shape: Shape) -> Compared | None:
         if shape not in self._observed:
             if len(self._observed) >= self.effort.observed:
                 return None
             self._observed[shape] = self.observe(shape)
+            for comparison, operands in (self._observed[shape] or {}).items():
+                self._made[comparison][shape] = operands
         return self._observed[shape]
-
-    def known(self, bases: list[Shape]) -> set[Comparison]:
-        return {one for base in bases for one in self.at(base) or {}}
 
     def first(self) -> Shape | None:
         m, n, units = _BASE
@@ -141,64 +192,162 @@ class _Search:
         extent = (self.domain.m, self.domain.n, self.domain.k)[d]
         return near(extent, size, self.unit if d == 2 else 1)
 
-    def step(self, d: int) -> int:
-        extent = (self.domain.m, self.domain.n, self.domain.k)[d]
-        return math.lcm(extent.multiple, self.unit) if d == 2 else extent.multiple
+    @cached_property
+    def steps(self) -> Shape:
+        """The differences of allowed sizes."""
+        return self.domain.m.multiple, self.domain.n.multiple, math.lcm(self.domain.k.multiple, self.unit)
 
-    def around(
-        self, base: Shape, comparisons: list[Comparison]
-    ) -> Iterator[tuple[Boundary, Shape, Comparison]]:  # fmt: skip
-        """The boundaries of some comparisons along each dimension from a base, with the shape of each change."""
-        for comparison in comparisons:
-            for d in range(3):
-                lines = [_Line(self, base, d, comparison)]
-                for line in lines:
-                    for signal in line.signals():
-                        for crossing in line.crossings(signal):
-                            boundary = Boundary(comparison.place, line.uniform(crossing), line.beside(crossing))
-                            yield boundary, line.shape(crossing), comparison
-                            if line is lines[0] and line.leaps(signal, crossing):
-                                lines += [_Line(self, other, d, comparison) for other in self.least(base, d)]
+    @cached_property
+    def ranges(self) -> tuple[range, ...]:
+        """The allowed sizes, counted in steps."""
+        extents = zip((self.domain.m, self.domain.n, self.domain.k), self.steps, _LARGEST, strict=True)
+        return tuple(
+            range(max(1, -(-one.least // step)), min(one.most or most, most) // step + 1) for one, step, most in extents
+        )
 
-    def least(self, base: Shape, d: int) -> Iterator[Shape]:
-        """A base with the least size of each other dimension in turn: a product of sizes has the least slope there."""
-        for e in {*range(3)} - {d}:
-            size = self.near(e, 1)
-            if size is not None and size != base[e]:
-                m, n, k = (size if i == e else other for i, other in enumerate(base))
-                yield m, n, k
-
-    def jointly(self, solved: list[tuple[Shape, Comparison]]) -> Iterator[Boundary]:
-        """The boundaries of comparisons beside one that is solved, from where it is: they may be one condition.
-
-        Those on the same line come first.
-        """
-        tried = set[Shape]()
-        for apart in range(_BESIDE + 1):
-            waiting: list[tuple[Shape, tuple[Comparison, ...]]] = [(at, (one,)) for at, one in solved]
-            for at, others in waiting:
-                beside = [
-                    one for one, operands in (self.at(at) or {}).items()
-                    if operands.uniform and one not in others and _lines_between(one, others) == apart
-                ]  # fmt: skip
-                if not beside or at in tried or len(tried) >= _MOST_JOINT:
+    def boundaries(self, first: Shape) -> Iterator[Boundary]:
+        """Those of the comparisons at a shape, and of those that show at the shapes found."""
+        waiting, seen, bases = deque[tuple[Shape, Comparison]](), set[Comparison](), 0
+        together, tried = dict[_Together, Shape](), set[_Together]()
+        shapes: list[tuple[Shape, tuple[Comparison, ...]]] = [(first, ())]
+        while shapes or waiting or together:
+            for shape, kept in shapes:
+                here = self.at(shape) or {}
+                new = [one for one in here if one not in seen]
+                if new and bases < self.effort.bases:
+                    bases += 1
+                    seen |= {*new}
+                    waiting += [(shape, one) for one in new]
+                for one in here if all(other in here for other in kept) and kept else ():
+                    apart = _lines_between((one, *kept)) if here[one].uniform and one not in kept else None
+                    if apart is not None and apart <= _BESIDE:
+                        key = _Together(apart, one, kept, tuple(here[other].sign for other in kept))
+                        together.setdefault(key, shape)
+            shapes, kept = [], ()
+            if waiting:
+                base, comparison = waiting.popleft()
+            elif together and len(tried) < self.effort.together:
+                key = min(together, key=lambda one: one.rank)
+                base, comparison, kept = together.pop(key), key.comparison, key.kept
+                if key in tried:
                     continue
-                tried.add(at)
-                for boundary, further, comparison in self.around(at, beside):
-                    if boundary.uniform:
-                        yield boundary
-                        waiting.append((further, (*others, comparison)))
+                tried.add(key)
+            else:
+                return
+            for boundary in self.around(base, comparison, kept):
+                yield boundary
+                shapes += [(one, (*kept, comparison) if boundary.uniform else ()) for one in boundary.shapes]
+
+    def around(self, base: Shape, comparison: Comparison, kept: tuple[Comparison, ...]) -> Iterator[Boundary]:
+        """The boundaries of a comparison: by its form, else from a base along each dimension.
+
+        Args:
+            kept: comparisons whose outcomes stay those at the base.
+        """
+        lines = [_Line(self, base, d, comparison) for d in range(3)] if not kept else []
+        others = self.outcomes(base, comparison, kept)
+        if others and len({(one.a, one.b) for one in self._made[comparison].values()}) < _FEW_VALUES:
+            for counts in satisfying(others, self.count(base), self.ranges, _FEW_VALUES):
+                self.at(self.shape(counts))
+        without_form = False
+        for signal in self.signals(comparison):
+            form, shapes = self.solved(base, comparison, signal, kept)
+            without_form |= form is None
+            if shapes:
+                uniform = all(one.uniform for one in self._made[comparison].values())
+                yield Boundary(comparison.place, uniform, bool(kept), shapes)
+        for line in lines if without_form else ():
+            for signal in line.signals():
+                for crossing in line.crossings(signal):
+                    yield Boundary(comparison.place, line.uniform(crossing), False, line.beside(crossing))
+
+    def solved(
+        self, base: Shape, comparison: Comparison, signal: _Signal, kept: tuple[Comparison, ...]
+    ) -> tuple[Form | None, tuple[Shape, ...]]:  # fmt: skip
+        """The form of a signal and the shapes at which the outcome changes: what they show improves both."""
+        shapes: tuple[Shape, ...] = ()
+        known = None
+        for _ in range(_TRIES):
+            form, others = self.form(comparison, signal), self.outcomes(base, comparison, kept)
+            if form is None or (form, others) == known:
+                break
+            known = form, others
+            target, near = Outcome(form, int(signal.level)), self.count(base)
+            found = nearest(target, others, near, self.ranges)
+            further = list[Steps]()
+            if form.divisor and not any(target.distance(counts) == 0 for counts in found):
+                # it may be a multiple of the true divisor
+                further = satisfying((target, *others), near, self.ranges, _FEW_VALUES)
+            shapes = tuple(map(self.shape, found))
+            for shape in (*shapes, *map(self.shape, further)):
+                self.at(shape)
+        return form, () if form is None else shapes
+
+    def count(self, shape: Shape) -> Steps:
+        m, n, k = (size // step for size, step in zip(shape, self.steps, strict=True))
+        return m, n, k
+
+    def shape(self, counts: Steps) -> Shape:
+        m, n, k = (count * step for count, step in zip(counts, self.steps, strict=True))
+        return m, n, k
+
+    def signals(self, comparison: Comparison) -> list[_Signal]:
+        """The numbers that change its outcome, each once."""
+        key = comparison, len(self._made[comparison])
+        if key not in self._signals:
+            changing = _signals([*self._made[comparison].values()])
+            self._signals[key] = [
+                one for one in changing if not (one.of_range and (form := self.form(comparison, one)) and form.divisor)
+            ]
+        return self._signals[key]
+
+    def form(self, comparison: Comparison, signal: _Signal) -> Form | None:
+        made = self._made[comparison]
+        known, form = self._forms.get((comparison, signal), (0, None))
+        new = [(self.count(shape), signal.of(operands)) for shape, operands in islice(made.items(), known, None)]
+        if (form is None and known < _ENOUGH) or (form is not None and not all(form(at) == value for at, value in new)):
+            every = ((self.count(shape), signal.of(operands)) for shape, operands in made.items())
+            form = fitted([*every], self.steps) if signal.level % 1 == 0 else None
+        self._forms[comparison, signal] = len(made), form
+        return form
+
+    def outcomes(self, base: Shape, comparison: Comparison, kept: tuple[Comparison, ...]) -> list[Outcome]:
+        """The outcomes of a few others that explain where a comparison is made; of `kept`, those at a base."""
+        here = self._made[comparison]
+        elsewhere = {shape: at for shape, at in self._observed.items() if at and shape not in here}
+        found, possible = list[Outcome](), list[tuple[set[Shape], Outcome]]()
+        for other, operands in (self.at(base) or {}).items():
+            made = self._made[other]
+            if other == comparison or not operands.uniform or not (other in kept or here.keys() <= made.keys()):
+                continue
+            for signal in self.signals(other):
+                if (form := self.form(other, signal)) is None:
+                    continue
+                signs = frozenset(signal.sign(made[shape]) for shape in ([base] if other in kept else here))
+                outcome = Outcome(form, int(signal.level), signs)
+                if other in kept:
+                    found.append(outcome)
+                else:
+                    without = {at for at in elsewhere if at in made and signal.sign(made[at]) not in signs}
+                    possible.append((without, outcome))
+        while possible:
+            without, outcome = max(possible, key=lambda one: len(one[0]))
+            if not without:
+                break
+            found.append(outcome)
+            possible = [(others - without, one) for others, one in possible]
+        return found
 
 
-def _lines_between(one: Comparison, others: tuple[Comparison, ...]) -> int | None:
-    """How many lines a comparison is from the farthest of others, in one file or expression."""
-    if all(one.place == other.place for other in others):
+def _lines_between(comparisons: Collection[Comparison]) -> int | None:
+    """The lines from the first comparison to the last one, in one file or expression; None if there are several."""
+    if len({one.place for one in comparisons}) == 1:
         return 0
-    places = [place.rpartition(":") for place in (one.place, *(other.place for other in others))]
+    places = [one.place.rpartition(":") for one in comparisons]
     if len({file for file, _, _ in places}) > 1 or not all(line.isdecimal() for _, _, line in places):
         return None
     lines = [int(line) for _, _, line in places]
-    return max(abs(lines[0] - line) for line in lines)
+    return max(lines) - min(lines)
 
 
 @dataclass
@@ -211,12 +360,7 @@ class _Line:
     comparison: Comparison
 
     def __post_init__(self) -> None:
-        self.start, self.step = self.base[self.dimension], self.search.step(self.dimension)
-        # behind a remainder, the comparison is only made once in a period
-        for steps in self.search.effort.periods:
-            if self.operands(self.start + steps * self.step) is not None:
-                self.step *= steps
-                break
+        self.start, self.step = self.base[self.dimension], self.search.steps[self.dimension]
         sizes = (self.start + steps * self.step for steps in self.search.effort.offsets)
         self.sizes = [size for size in sizes if self.operands(size) is not None]
 
@@ -267,14 +411,9 @@ class _Line:
             last, end = (middle, end) if self.value(signal, middle) == 0 else (last, middle)
         return first, end
 
-    def leaps(self, signal: _Signal, size: int) -> bool:
-        """Whether the signal changes its sign at a size without being 0: `M * N == 25600` if N does not divide it."""
-        there, before = self.value(signal, size), self.value(signal, size - self.step)
-        return there is not None and before is not None and there * before < 0 and self.uniform(size)
-
     def crossing(self, signal: _Signal) -> int | None:
         points = [(size, self.value(signal, size) or 0.0) for size in self.sizes]
-        for (low, before), (high, after) in itertools.pairwise(points):
+        for (low, before), (high, after) in pairwise(points):
             if before and before * after <= 0:
                 return self.bisected(signal, low, high)
         (first, value), *others = points
@@ -320,6 +459,6 @@ class _Line:
 
     def beside(self, size: int) -> tuple[Shape, ...]:
         """A size and its neighbours: in the domain, and among those at which the comparison is made."""
-        steps = {self.search.step(self.dimension), self.step}
+        steps = {self.search.steps[self.dimension], self.step}
         sizes = sorted({size, *(size + step * way for step in steps for way in (-1, 1) if size + step * way > 0)})
         return tuple(self.shape(one) for one in sizes if self.search.near(self.dimension, one) == one)
