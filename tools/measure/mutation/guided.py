@@ -8,6 +8,7 @@ that pass. The sample is the first mutants of a seed that are wrong at their wit
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import re
 import sys
@@ -208,7 +209,15 @@ def run(options: argparse.Namespace) -> tuple[list[Record], bool]:
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Judge mutants, print the figures and store them. Returns 1 if one survives that no report names."""
+    """Judge mutants, print the figures and store them. Returns 1 if one survives that no report names.
+
+    Only the outcome of one is printed if `options.mutant` is its ID.
+    """
+    if options.mutant:
+        _, seed, number = options.mutant.split(":")
+        record = judge(drawn(int(seed), int(number)))
+        write_lines(json.dumps(record, ensure_ascii=False))
+        return 1 if record["outcome"] == "passed" and not record["reported"] else 0
     records, complete = run(options)
     figures = collected(records, options.sample or 1, options.seed)
     write_lines("\n".join([summary(figures), *map(survivor, figures["survivors"])]))
