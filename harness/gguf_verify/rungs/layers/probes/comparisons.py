@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
 
+import numpy as np
+
 from ....kernels.comparisons import Compared, Comparison, Operands
 from ....kernels.domain import Domain
 from ...plan import near
@@ -39,6 +41,8 @@ _PERIOD = 256
 _TILES = tuple(tile << i for tile in (1, 3) for i in range(9) if tile << i <= _PERIOD)
 #: The shape of the first base (in units of K), and the largest sizes that are observed.
 _BASE, _LARGEST = (3, 33, 2), (1 << 21, 1 << 21, 1 << 16)
+#: Sizes of real products, at which the code behind a comparison also runs.
+_LARGER = (67, 389, 1280)
 #: Steps from a base at which the operands are observed first: with many remainders.
 _OFFSETS = (0, 1, 6, 29, 131, 617, 3137, 15_641, 78_137, 390_647)
 
@@ -72,19 +76,19 @@ class Boundary:
     Args:
         place: FILE:LINE of the comparison.
         uniform: all threads compare the same two values: the shape alone decides.
-        together: other comparisons keep their outcomes there, with which it may be one condition.
+        further: others, with which it may be one condition, keep their outcomes there; or other sizes are larger.
         shapes: the last one before the change first.
     """
 
     place: str
     uniform: bool
-    together: bool
+    further: bool
     shapes: tuple[Shape, ...]
 
     @property
     def rank(self) -> tuple[bool, bool]:
-        """Those come first that the shape alone decides, and those last that are solved together with others."""
-        return self.together, not self.uniform
+        """Those come first that the shape alone decides, and the further ones last."""
+        return self.further, not self.uniform
 
 
 def boundaries(domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS) -> list[Boundary]:
@@ -253,9 +257,11 @@ class _Search:
         for signal in self.signals(comparison):
             form, shapes = self.solved(base, comparison, signal, kept)
             without_form |= form is None
+            uniform = all(one.uniform for one in self._made[comparison].values())
             if shapes:
-                uniform = all(one.uniform for one in self._made[comparison].values())
                 yield Boundary(comparison.place, uniform, bool(kept), shapes)
+            if uniform and shapes and not kept and form is not None:
+                yield Boundary(comparison.place, True, True, tuple(self.larger(base, comparison, signal, form)))
         for line in lines if without_form else ():
             for signal in line.signals():
                 for crossing in line.crossings(signal):
@@ -265,8 +271,7 @@ class _Search:
         self, base: Shape, comparison: Comparison, signal: _Signal, kept: tuple[Comparison, ...]
     ) -> tuple[Form | None, tuple[Shape, ...]]:  # fmt: skip
         """The form of a signal and the shapes at which the outcome changes: what they show improves both."""
-        shapes: tuple[Shape, ...] = ()
-        known = None
+        shapes, tried, known = tuple[Shape, ...](), dict[Shape, None](), None
         for _ in range(_TRIES):
             form, others = self.form(comparison, signal), self.outcomes(base, comparison, kept)
             if form is None or (form, others) == known:
@@ -279,9 +284,21 @@ class _Search:
                 # it may be a multiple of the true divisor
                 further = satisfying((target, *others), near, self.ranges, _FEW_VALUES)
             shapes = tuple(map(self.shape, found))
+            tried |= dict.fromkeys(shapes)
             for shape in (*shapes, *map(self.shape, further)):
                 self.at(shape)
-        return form, () if form is None else shapes
+        # a call that failed there shows nothing, and is the more of interest
+        tried = {shape: None for shape in tried if shape not in self._made[comparison] or shape in shapes}
+        return form, () if form is None else tuple(tried)
+
+    def larger(self, base: Shape, comparison: Comparison, signal: _Signal, form: Form) -> Iterator[Shape]:
+        """Shapes with another outcome than at a base, whose other sizes are larger: it may only matter there."""
+        target, others = Outcome(form, int(signal.level)), self.outcomes(base, comparison, ())
+        sizes = [self.near(d, size) for d, size in enumerate(_LARGER)]
+        near = self.count(tuple(size or of for size, of in zip(sizes, base, strict=True)))  # type: ignore[arg-type]
+        for counts in nearest(target, others, near, self.ranges):
+            if np.sign(target.distance(counts)) != np.sign(target.distance(self.count(base))):
+                yield self.shape(counts)
 
     def count(self, shape: Shape) -> Steps:
         m, n, k = (size // step for size, step in zip(shape, self.steps, strict=True))
