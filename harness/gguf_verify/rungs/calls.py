@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from ..checks import ALONE
 from ..results.calls import Call
@@ -11,15 +12,21 @@ from ..results.rungs import RungResult
 from ..support.errors import KernelFault
 from .run import Run
 
+#: The call that is being made; None outside of `calling`.
+CURRENT: ContextVar[Call | None] = ContextVar("current_call", default=None)
+
 
 @contextmanager
 def calling(call: Call) -> Iterator[None]:
     """A KernelFault that leaves this block says of which call it is."""
+    token = CURRENT.set(call)
     try:
         yield
     except KernelFault as error:
         error.call = error.call or call
         raise
+    finally:
+        CURRENT.reset(token)
 
 
 def begin_alone(run: Run, result: RungResult) -> Call | None:

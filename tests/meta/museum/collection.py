@@ -21,7 +21,7 @@ import re
 import tomllib
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -93,6 +93,31 @@ class Exhibit:
 EXHIBITS = {path.stem: Exhibit(path) for path in sorted((HERE / "exhibits").iterdir()) if path.suffix in (".cu", ".py")}
 
 
+#: What the first wrong call of an exhibit takes of its code: see `GivenAway`.
+Why = Literal["branch", "every line", "named lines", "first call", "no call", "not counted"]
+
+
+class GivenAway(msgspec.Struct, frozen=True, kw_only=True):
+    """What gave an exhibit away, measured by `given_away`.
+
+    Args:
+        rung: the rung of the first failure; "" if there is none.
+        check: the call that fails, in words, with what it has of its own: a comparison of the code, classes of fields.
+        why: "branch": `branches` are only taken by the wrong call. "every line": right calls run all that it runs.
+            "named lines": it ran in a checked build, which does not count, and right calls run the lines that the
+            finding names. "first call": no right call is before it. "no call": no call is wrong. "not counted": it ran
+            in a checked build, or its process ended.
+        branches: FILE:LINE and the text of the line, the first ones.
+        right: number of calls before it.
+    """
+
+    rung: str
+    check: str
+    why: Why
+    branches: tuple[str, ...] = ()
+    right: int = 0
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result for an exhibit.
 
@@ -105,6 +130,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         failure: the first line about a failure.
         twin: the verdict on the correct twin, by the full plan; "" if that was not run.
         gates: other checks, and whether they let the exhibit pass.
+        given_away: what gave it away.
     """
 
     verdict: str
@@ -115,6 +141,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     failure: str
     twin: str
     gates: dict[str, bool]
+    given_away: GivenAway | None = None
 
     @property
     def caught(self) -> bool:
@@ -125,9 +152,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.to_builtins(self)
 
 
-def findings() -> dict[str, Finding]:
-    """Read the findings in `RESULTS`, by exhibit."""
-    return msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, Finding])
+def findings(path: Path = RESULTS) -> dict[str, Finding]:
+    """Read a file of findings, by exhibit."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Finding])
 
 
 def pending() -> dict[str, dict[str, str]]:

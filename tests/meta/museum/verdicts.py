@@ -20,6 +20,8 @@ from tests.support.typed_models import model_of
 RIGHT, UNKNOWN, WRONG = "right", "unknown", "wrong"
 #: The verdict on a kernel that is verified up to some size, beyond which CUDA rejects its launches.
 LIMITED = "verified within limits"
+#: The rungs that are climbed.
+RUNGS = ("blocks", "layers")
 #: Verdicts of a diagnosis that give a specific cause.
 _BLAMING = ("another definition", "known fault", "another order")
 
@@ -68,8 +70,13 @@ def model_for(exhibit: Exhibit, folder: Path, llama: Llama) -> Path:
     return fixture if fixture.exists() else model_of(FORMATS[exhibit.model], folder, llama)
 
 
+def options_of(plan: Literal["brief", "full"]) -> Options:
+    """The options of a verification by this probe plan: of matrices of both widths of the model, 256 and 768."""
+    return Options(prompt="The import", n_predict=1, tensor=r"blk\.0\.(attn_k|ffn_down)\.", progress=False, probes=plan)
+
+
 def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"], exhibit: Exhibit | None = None) -> Said:
-    """Verify matrices of both widths of the model, 256 and 768, with the kernel FILE:gemm on the CPU host.
+    """Verify a model with the kernel FILE:gemm on the CPU host.
 
     Args:
         plans: the probe plans to try in turn, until one finds a fault and the diagnosis is correct. The brief plan is
@@ -77,10 +84,7 @@ def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"], exhibit
         exhibit: the expected diagnosis; None: any.
     """
     for plan in plans:
-        options = Options(
-            prompt="The import", n_predict=1, tensor=r"blk\.0\.(attn_k|ffn_down)\.", progress=False, probes=plan
-        )
-        said = of(verify(model, f"{kernel}:gemm", CpuHost(1), ("blocks", "layers"), options))
+        said = of(verify(model, f"{kernel}:gemm", CpuHost(1), RUNGS, options_of(plan)))
         if said.verdict != "verified" and (exhibit is None or said.naming(exhibit) == RIGHT):
             break
     return said

@@ -15,7 +15,7 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.results.coverage import CodeCoverage, coverage_of
-from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED
+from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault
 from tests.support.foreign_runs import altered, operands, verified
 
 pytestmark = pytest.mark.skipif(counts_fault() is not None, reason=f"code is not counted here: {counts_fault()}")
@@ -153,3 +153,19 @@ def test_what_counts_shares_the_runner_and_the_precompiled_header() -> None:
     """Their options must not name the folder of a source, or they would be compiled anew for each."""
     options = [*compiler.counted(Path("/one/source")), "-fwrapv"]
     assert compiler._plain(options) == compiler._plain([*compiler.counted(Path("/other/source")), "-fwrapv"])
+
+
+def test_a_call_that_breaks_its_process_is_observed(tmp_path: Path) -> None:
+    """It ends the process, which is asked before."""
+    source = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", "    y[m == 4 ? i + 1000000 : i] = acc;")
+    kernel = open_foreign(f"{source}:gemm", CpuHost(2))
+    rows, x = operands()
+    try:
+        with pytest.raises(KernelFault):
+            kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+        found = coverage_of(kernel.executed(), kernel.texts)
+        assert found is not None
+        assert not found.missing
+        assert found.lines_run == found.lines
+    finally:
+        kernel.close()

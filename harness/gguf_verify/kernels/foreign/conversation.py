@@ -153,6 +153,10 @@ def _trace(said: object) -> tuple[TraceFrame, ...]:
     )
 
 
+def _ask_nothing(_: Conversation) -> None:
+    pass
+
+
 class Conversation:
     """Questions to one process, and its answers.
 
@@ -180,6 +184,8 @@ class Conversation:
         self._opened = Opened() if opened is None else opened
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
         self.process: ChildProcess | None = None
+        #: Asks a process that is to be ended, and still answers, its last questions.
+        self.ending: Callable[[Conversation], object] = _ask_nothing
         #: Calls that exceeded the time limit, and the rows and columns of those that were products.
         self.hangs = 0
         self._hung: dict[tuple[int, ...], str] = {}
@@ -275,7 +281,7 @@ class Conversation:
         if "fault" in said:
             if said.get("not_run") is True:
                 raise NotRun(printable(str(said["fault"]), 600))
-            self.stop()
+            self.end()
             words, finding = printable(str(said["fault"]), 600), said.get("finding")
             if not isinstance(finding, dict) or self._fault is not KernelFault:
                 finding = {}
@@ -339,6 +345,16 @@ class Conversation:
         fault = self._fault(f"{self.who} crashed: {how}{said}")
         fault.cause = cause
         raise fault
+
+    def end(self) -> None:
+        """Ask the process its last questions, if it still answers, and end it."""
+        ending, self.ending, hangs = self.ending, _ask_nothing, self.hangs
+        try:
+            if self.process is not None:
+                ending(self)
+        finally:
+            self.ending, self.hangs = ending, hangs
+            self.stop()
 
     def stop(self) -> None:
         """End the process."""

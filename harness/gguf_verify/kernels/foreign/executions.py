@@ -88,7 +88,10 @@ class Executions:
     def execution(self) -> Execution:
         """All of it, with files under their names below the folder that holds all of them."""
         names = dict(self._names())
-        return Execution({names[path]: of for path, of in self.files.items()}, tuple(self.missing))
+        missing = dict(self.missing)
+        if self._called and not self.files and not missing:
+            missing["its process ended before it told what it had executed"] = None
+        return Execution({names[path]: of for path, of in self.files.items()}, tuple(missing))
 
     def texts(self) -> dict[str, str]:
         """The author's files: the same names → texts. A file that cannot be read is omitted."""

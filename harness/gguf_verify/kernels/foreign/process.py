@@ -124,7 +124,7 @@ class ForeignKernel(Kernel):
             task = self.declaration.computes in TASKS
             self._executions = Executions(compiled, self.declares is None)
             self._comparisons = Comparisons.in_code(compiled)
-            self.loaded.ending = self._executions.look
+            self._conversation.ending = self._executions.look
             #: Builds the operands of its calls.
             self.operands = Operands(self.declaration, None if task else self.definition)
             self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
@@ -595,9 +595,9 @@ class ForeignKernel(Kernel):
 
     def beside(self, who: str) -> Products:
         """Start a further process of it, which the caller closes."""
-        products = Products(self._source.converse(who, self._time_limit, self._verbose))
-        products.ending = self._executions.look
-        return products
+        conversation = self._source.converse(who, self._time_limit, self._verbose)
+        conversation.ending = self._executions.look
+        return Products(conversation)
 
     @property
     def _any_bits(self) -> bool:

@@ -118,8 +118,6 @@ class Products:
         self._conversation = conversation
         self._held: _Held | None = None
         self._room: MemoryFile | None = None
-        #: Called before the process ends.
-        self.ending: Callable[[Conversation], object] = lambda _: None
 
     def holds(self, whose: object, walls: tuple[Wall, ...]) -> bool:
         """Return whether the process, which is started if needed, holds what was loaded for `whose`.
@@ -203,7 +201,7 @@ class Products:
                 raise NotTried(str(error)) from None
             raise
         except KernelFault as error:
-            self._conversation.stop()  # a process that one call broke must not serve the next
+            self._conversation.end()  # a process that one call broke must not serve the next
             if runs.scheduled and error.late:
                 self._conversation.hangs -= 1  # in the usual order it may return
                 raise NotTried(str(error)) from None
@@ -287,8 +285,7 @@ class Products:
 
     def end(self) -> None:
         """End the process, and free the memory."""
-        self.ending(self._conversation)
-        self._conversation.stop()
+        self._conversation.end()
         self.close()
 
     def close(self) -> None:
