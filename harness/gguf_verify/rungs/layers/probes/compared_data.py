@@ -56,7 +56,7 @@ def data_probes(
         for k, each in {product.k: 1, wide: 2}.items():
             rows, tokens = (each * len({*of}) for of in zip(*tried, strict=True))
             probe = Probe(
-                (product.m,), max(product.n, rows), k, blocks="what its code compares with",
+                (product.m,), max(product.n, 2 * rows), k, blocks="what its code compares with",
                 values="what its code compares with", because=words(place), data=tried,
             )  # fmt: skip
             calls = min(_MOST_CALLS, -(-tokens // product.m))
