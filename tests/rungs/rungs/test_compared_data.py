@@ -22,7 +22,8 @@ from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.field_classes import numbers_of
 from gguf_verify.rungs.layers.probes.compared import compared_probes
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.layers.probes.steering import Data, numbers, steered
+from gguf_verify.rungs.layers.probes.steering import steered
+from gguf_verify.rungs.layers.probes.stored_numbers import Data, numbers
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
@@ -62,8 +63,7 @@ def half(bits: int) -> float:
 
 # ---- the search ------------------------------------------------------------------------------------------------------
 
-_FIELDS = [numbers(True, numbers_of(Q4_0)), numbers(False, numbers_of(Q8_1))]
-FIELDS = _FIELDS[0][0] + _FIELDS[1][0], _FIELDS[0][1] + _FIELDS[1][1]
+NUMBERS = [*numbers(True, numbers_of(Q4_0)), *numbers(False, numbers_of(Q8_1))]
 _RNG = np.random.default_rng(3)
 BASE = Data(
     int.from_bytes(b"\x66\x24" + _RNG.bytes(16), "little"),
@@ -86,7 +86,7 @@ def found(*comparisons: Compare) -> list[list[Block]]:
         made = [(i, [*map(float, both)]) for i, of in enumerate(comparisons) if (both := of(block)) is not None]
         return {Comparison(f"k.cu:{i}", 0): Operands((a, a), (b, b), (a - b, a - b)) for i, (a, b) in made}
 
-    data = steered(BASE, FIELDS, observe)
+    data = steered(BASE, NUMBERS, observe)
     return [[block_of(one) for one in data.get(Comparison(f"k.cu:{i}", 0), ())] for i in range(len(comparisons))]
 
 
