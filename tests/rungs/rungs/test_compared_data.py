@@ -168,6 +168,9 @@ CONDITIONS: dict[str, Callable[[Block], bool]] = {
     "switch (xb.qs[1]) case 77:": lambda b: b.q8[1] == 77,
     "if (fminf(from_half(wb.d), 0.7f) == 0.7f && wb.d < 0x39a0)": lambda b: half(b.d) >= 0.7 and b.d < 0x39A0,
     "if (min(max(sum, -9000), 9000) == -9000)": lambda b: b.dot <= -9000,
+    "sum = sum > 30011 ? 30011 : sum;": lambda b: b.dot > 30011,
+    "{ const int c = -29000; sum = c > sum ? c : sum; }": lambda b: b.dot < -29000,
+    "int c = xb.qs[9]; c = c < 0 ? -c : c; if (c > 126)": lambda b: abs(b.q8[9]) > 126,
     "if ((wb.qs[3] & 15) == 7 && from_half(xb.s) == 204.125f)": lambda b: b.q[3] == 7 and half(b.s) == 204.125,
 }
 
