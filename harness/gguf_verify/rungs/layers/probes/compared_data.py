@@ -28,6 +28,7 @@ def data_probes(
     wide: int,
     observe: Callable[[SparseProduct], Compared | None],
     words: Callable[[str], str],
+    most: int,
 ) -> list[Probe]:
     """Probes of one shape: the data of one comparison each, in all blocks, and in one.
 
@@ -36,6 +37,7 @@ def data_probes(
         wide: another K, of several blocks.
         observe: the comparisons of such a product.
         words: FILE:LINE → that with its text.
+        most: products that are observed.
     """
     fmt, size = product.fmt, _activation_bytes(semantics, product)
     base = Data(
@@ -51,7 +53,7 @@ def data_probes(
 
     stored = [*numbers(True, _stored(fmt)), *numbers(False, _stored_by_activations(semantics, size))]
     probes = []
-    for place, data in [*places_of(steered(base, stored, observed)).items()][:_MOST]:
+    for place, data in [*places_of(steered(base, stored, observed, most)).items()][:_MOST]:
         tried = tuple(map(blocks, data))
         # sums of a row are those that were observed only at the same K, where all its blocks are alike
         for k, each in {product.k: 1, wide: 2}.items():

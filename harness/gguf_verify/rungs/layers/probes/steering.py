@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from ....kernels.comparisons import Compared, Comparison, Operands
 from .stored_numbers import Data, Number
 
-#: Calls that are observed; bases; data that are combined; data of one comparison.
-_MOST_OBSERVED, _MOST_BASES, _MOST_COMBINED, _MOST_DATA = 2000, 32, 16, 16
+#: Bases; data that are combined; data of one comparison.
+_MOST_BASES, _MOST_COMBINED, _MOST_DATA = 32, 12, 16
 #: Single numbers that are set one by one; and those whose slopes are tried.
 _FEW_SINGLE, _MOST_SINGLE = 4, 64
 #: Comparisons that the threads of all observed products make together, at 10 to 20 ns each.
@@ -40,18 +40,21 @@ Observe = Callable[[Data], Compared | None]
 _Bit = tuple[Number, int]
 
 
-def steered(base: Data, numbers: Sequence[Number], observe: Observe) -> dict[Comparison, tuple[Data, ...]]:
+def steered(
+    base: Data, numbers: Sequence[Number], observe: Observe, most: int
+) -> dict[Comparison, tuple[Data, ...]]:  # fmt: skip
     """Data on both sides of a change of each comparison's outcome that depends on data, and at it.
 
     Args:
         base: an ordinary block of each operand.
         numbers: of both operands, those of each name together.
+        most: products that are observed.
     """
-    search, bases = _Search(numbers, observe), [base]
+    search, bases = _Search(numbers, observe, most), [base]
     with contextlib.suppress(_Spent):
         for place in bases:
             search.around(place, place == base)
-            if place is bases[-1]:
+            if place in (base, bases[-1]):
                 search.combine(base)
             new = [data for data in dict.fromkeys(search.reached.values()) if data not in bases]
             bases += new[: _MOST_BASES - len(bases)]
@@ -71,6 +74,7 @@ class _Spent(Exception):
 class _Search:
     numbers: Sequence[Number]
     observe: Observe
+    most: int
     #: Comparison → the data that were found for it.
     found: dict[Comparison, dict[Data, None]] = field(default_factory=dict)
     #: Comparison and outcome → the first data that gave it.
@@ -84,7 +88,7 @@ class _Search:
 
     def at(self, data: Data) -> Compared:
         if data not in self._observed:
-            if len(self._observed) >= _MOST_OBSERVED or self._made >= _MOST_MADE:
+            if len(self._observed) >= self.most or self._made >= _MOST_MADE:
                 raise _Spent
             self._observed[data] = self.observe(data) or {}
             for comparison, operands in self._observed[data].items():
@@ -142,13 +146,17 @@ class _Search:
                     self.approach(start, comparison, in_numbers, end)
 
     def combine(self, base: Data) -> None:
-        """Observe pairs of the data that give equality, for `a & b`."""
-        equal = dict.fromkeys(data for (_, of), data in self.first.items() if of == _EQUAL and data != base)
-        for one, other in itertools.combinations([*equal][:_MOST_COMBINED], 2):
-            changed = [of ^ ((than ^ was) & ~(of ^ was)) for of, than, was in zip(one, other, base, strict=True)]
-            both = Data(*changed)
-            if all(one.finite(one.get(both) or 0) for number in self.numbers for one in number.singles):
-                self.at(both)
+        """Pair the data of two comparisons, for conditions that are both evaluated: `a & b`, and those of arrays."""
+        others = [(of != _EQUAL, comparison, data) for (comparison, of), data in self.first.items() if data != base]
+        few = sorted(others, key=lambda each: each[0])[:_MOST_COMBINED]
+        for (_, first, one), (_, second, other) in itertools.combinations(few, 2):
+            changed = [(a ^ was, b ^ was) for a, b, was in zip(one, other, base, strict=True)]
+            both = Data(*(a ^ b ^ was for (a, b), was in zip(changed, base, strict=True)))
+            if first != second and not any(a & b for a, b in changed) and self._is_finite(both):
+                self.keep(first, [both])
+
+    def _is_finite(self, data: Data) -> bool:
+        return all(one.finite(one.get(data) or 0) for number in self.numbers for one in number.singles)
 
     def keep(self, comparison: Comparison, data: Iterable[Data]) -> None:
         """Keep data that were found for a comparison, and observe what is only compared there."""
