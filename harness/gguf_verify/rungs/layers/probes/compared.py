@@ -40,7 +40,7 @@ _MOST_OUTPUTS = 1 << 16
 #: most of all shapes; and the units of a probe, of which one has the data.
 _SHAPES, _MOST_SHAPES, _UNITS = ((3, 7, 1), (1, 33, 2), (16, 64, 2), (130, 130, 2)), 6, 2
 #: Products that are observed in a search for data at one shape.
-_MOST_OBSERVED: dict[str, int] = {"thread blocks": 2000, "calls": 700}
+_MOST_OBSERVED: dict[str, int] = {"thread blocks": 3000, "calls": 700}
 #: Integers in code below this are among the sizes of the plan.
 _LEAST_SIZE = 34
 
@@ -102,8 +102,8 @@ def _with_data(run: Run, fmt: WeightFormat, observed: _Observed, found: list[Sha
         wide, words = near(domain.k, _UNITS * huge.unit, huge.unit), partial(in_words, texts=run.kernel.texts)
         observe = partial(observed, shape)
         most = _MOST_OBSERVED[compares]
-        probes = data_probes(run.semantics(fmt), product, max(product.k, wide or 0), observe, words, most)
-        yield from (replace(p, n=near(domain.n, p.n) or product.n) for p in probes if p.because not in done)
+        probes = data_probes(run.semantics(fmt), product, max(product.k, wide or 0), observe, words, most, done)
+        yield from (replace(p, n=near(domain.n, p.n) or product.n) for p in probes)
         done |= {probe.because for probe in probes}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +29,7 @@ def data_probes(
     observe: Callable[[SparseProduct], Compared | None],
     words: Callable[[str], str],
     most: int,
+    done: Collection[str],
 ) -> list[Probe]:
     """Probes of one shape: the data of one comparison each, in all blocks, and in one.
 
@@ -38,6 +39,7 @@ def data_probes(
         observe: the comparisons of such a product.
         words: FILE:LINE → that with its text.
         most: products that are observed.
+        done: words of places that need no further data.
     """
     fmt, size = product.fmt, _activation_bytes(semantics, product)
     base = Data(
@@ -49,7 +51,8 @@ def data_probes(
 
     def observed(data: Data) -> Compared | None:
         weights, x = (np.frombuffer(block, np.uint8) for block in blocks(data))
-        return observe(replace(product, weights=weights, x=x))
+        found = observe(replace(product, weights=weights, x=x)) or {}
+        return {one: of for one, of in found.items() if words(one.place) not in done}
 
     stored = [*numbers(True, _stored(fmt)), *numbers(False, _stored_by_activations(semantics, size))]
     probes = []

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from ....kernels.comparisons import Compared, Comparison, Operands
 from .stored_numbers import Data, Number
 
+#: Products that are observed for one comparison and base, beside those with the numbers of each name together.
+_MOST_OF_ONE = 250
 #: Bases; data that are combined; data of one comparison.
 _MOST_BASES, _MOST_COMBINED, _MOST_DATA = 32, 12, 16
-#: Single numbers that are set one by one; and those whose slopes are tried.
-_FEW_SINGLE, _MOST_SINGLE = 4, 64
+#: Single numbers whose bits are flipped; and those whose slopes are tried.
+_FEW_SINGLE, _MOST_SINGLE = 8, 64
 #: Comparisons that the threads of all observed products make together, at 10 to 20 ns each.
 _MOST_MADE = 1 << 27
 #: Sums of changes of bits that are formed.
@@ -70,6 +72,10 @@ class _Spent(Exception):
     """No further products are observed."""
 
 
+class _Enough(Exception):
+    """No further products are observed for one comparison."""
+
+
 @dataclass
 class _Search:
     numbers: Sequence[Number]
@@ -83,13 +89,17 @@ class _Search:
     reached: dict[Comparison, Data] = field(default_factory=dict)
     _solved: set[Comparison] = field(default_factory=set)
     _observed: dict[Data, Compared] = field(default_factory=dict)
-    #: Comparisons that the threads of all observed products made.
+    #: Comparisons that the threads of all observed products made; and how many products may be observed for the present
+    #: one.
     _made: int = 0
+    _until: int = 1 << 62
 
     def at(self, data: Data) -> Compared:
         if data not in self._observed:
             if len(self._observed) >= self.most or self._made >= _MOST_MADE:
                 raise _Spent
+            if len(self._observed) >= self._until:
+                raise _Enough
             self._observed[data] = self.observe(data) or {}
             for comparison, operands in self._observed[data].items():
                 self._made += operands.times
@@ -141,9 +151,12 @@ class _Search:
         end = min((0, 1), key=lambda end: abs(apart[end]))
         both = (comparison, _LESS) in self.first and (comparison, _GREATER) in self.first
         if apart[end] % 1 == 0 or not both:  # two floats need not be equal anywhere
-            for start in dict.fromkeys((base, nearest)):
-                if comparison in self.at(start):
-                    self.approach(start, comparison, in_numbers, end)
+            self._until = len(self._observed) + _MOST_OF_ONE
+            with contextlib.suppress(_Enough):
+                for start in dict.fromkeys((base, nearest)):
+                    if comparison in self.at(start) and not self.equal(comparison):
+                        self.approach(start, comparison, in_numbers, end)
+            self._until = 1 << 62
 
     def combine(self, base: Data) -> None:
         """Pair the data of two comparisons, for conditions that are both evaluated: `a & b`, and those of arrays."""
@@ -209,7 +222,8 @@ class _Search:
             if not self.equal(comparison):
                 there = self._by_bits(start, singles, comparison, end)
         else:
-            there = self._by_bits(self._by_codes(start, singles, comparison, end), in_numbers, comparison, end)
+            codes = [one for one in singles if not one.floating]
+            there = self._by_bits(self._by_codes(start, codes, comparison, end), in_numbers, comparison, end)
         if self.value(there, comparison, end) == 0:
             one = next((one for one in singles if self._slope(there, one, comparison, end)), None)
             beside = [] if one is None else [one.set(there, one.pattern(one.code(there) + i)) for i in (-1, 1)]
@@ -225,10 +239,12 @@ class _Search:
             if len(number.places) == 1:
                 found.append(number)
                 continue
-            patterns = list(itertools.chain(*number.runs))
-            pattern = next((p for p in patterns if self._changes(start, number, p, comparison, before)), None)
-            if pattern is not None:
-                found += self._parted(start, number, pattern, comparison, before, _MOST_SINGLE)
+            changing = [p for p in number.few if self._changes(start, number, p, comparison, before)]
+            most = _FEW_SINGLE + 1 if number.floating else _MOST_SINGLE  # more are no codes of a sum
+            parted = self._parted(start, number, changing[0], comparison, before, most) if changing else []
+            if len(changing) > 1 and len(parted) <= _FEW_SINGLE:  # some may have the pattern already
+                parted += self._parted(start, number, changing[-1], comparison, before, most)
+            found += dict.fromkeys(parted)
         return found
 
     def _changes(self, start: Data, number: Number, pattern: int, comparison: Comparison, before: Operands) -> bool:
