@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -153,3 +154,24 @@ def test_what_counts_shares_the_runner_and_the_precompiled_header() -> None:
     """Their options must not name the folder of a source, or they would be compiled anew for each."""
     options = [*compiler.counted(Path("/one/source")), "-fwrapv"]
     assert compiler._plain(options) == compiler._plain([*compiler.counted(Path("/other/source")), "-fwrapv"])
+
+
+def test_a_branch_whose_count_follows_from_others_is_seen_in_a_later_call(tmp_path: Path) -> None:
+    term = "        acc += from_half(wb.d) * (from_half(xb.d) * sum"
+    branch = "        if (from_half(wb.d) == 165.5f) { ; } else\n"
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', term, branch + term)}:gemm", CpuHost(1))
+    rows, x = operands()
+    special, scales = rows.copy(), np.float16([165.5]).view(np.uint8)
+    special[0, :2] = scales
+
+    def ways(rows: np.ndarray) -> set[bool]:
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+        (executed,) = kernel.executed().files.values()
+        line = Path(tmp_path / "cuda_q4_0.cu").read_text().split("\n").index(branch.rstrip()) + 1
+        return {way for (at, _), both in executed.branches.items() if at == line for way in both}
+
+    try:
+        assert ways(rows) == {True, False}
+        assert ways(special) == {True}
+    finally:
+        kernel.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +127,25 @@ def test_a_comparison_behind_another_one() -> None:
     assert all(b.q[0] == 7 for b in blocks)
 
 
+def test_four_comparisons_each_behind_the_other() -> None:
+    (*_, blocks) = found(
+        lambda b: (half(b.d), 3.5),
+        lambda b: (b.q[3], 7) if half(b.d) > 3.5 else None,
+        lambda b: (half(b.s), -9.25) if half(b.d) > 3.5 and b.q[3] == 7 else None,
+        lambda b: (b.q8[5], -128) if half(b.d) > 3.5 and b.q[3] == 7 and half(b.s) < -9.25 else None,
+    )
+    assert any(b.q8[5] == -128 for b in blocks)
+    assert all(half(b.d) > 3.5 and b.q[3] == 7 and half(b.s) < -9.25 for b in blocks if b.q8[5] == -128)
+
+
+@pytest.mark.parametrize("byte", [0x4C, 0xC7, 0x25])
+def test_a_byte_of_two_codes(byte: int) -> None:
+    (blocks,) = found(
+        lambda b: (np.int8(np.uint8(b.q[9] | b.q[25] << 4).view(np.int8)), int(np.uint8(byte).view(np.int8)))
+    )
+    assert any(b.q[9] | b.q[25] << 4 == byte for b in blocks)
+
+
 def test_two_conditions_that_are_both_evaluated() -> None:
     (*_, blocks) = found(
         lambda b: (b.q[0], 7), lambda b: (b.s, 0x4321), lambda b: (int(b.q[0] == 7 and b.s == 0x4321), 0)
@@ -182,22 +201,27 @@ def kernel_with(folder: Path, statements: str) -> Path:
     return path
 
 
+def probes_of(source: Path, seed: int) -> list[Probe]:
+    """Those with data of a kernel."""
+    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
+        kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+        try:
+            run, result = Run(model, kernel, Options(progress=False, threads=1, seed=seed)), RungResult(name="layers")
+            tensor = model.tensors["blk.0.attn_k.weight"]
+            units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
+            huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
+            return [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes if probe.data]
+        finally:
+            kernel.close()
+
+
 @pytest.fixture(scope="module")
-def probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Probe]]:
+def probes(tmp_path_factory: pytest.TempPathFactory) -> list[Probe]:
     """Those with data for a correct kernel with all conditions."""
     source = kernel_with(
         tmp_path_factory.mktemp("compared"), "\n".join(f"        {c} acc += 0.0f * acc;" for c in CONDITIONS)
     )
-    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
-        kernel = open_foreign(f"{source}:gemm", CpuHost(1))
-        try:
-            run, result = Run(model, kernel, Options(progress=False, threads=1, seed=3)), RungResult(name="layers")
-            tensor = model.tensors["blk.0.attn_k.weight"]
-            units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-            huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-            yield [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes if probe.data]
-        finally:
-            kernel.close()
+    return probes_of(source, 3)
 
 
 @traced
@@ -232,3 +256,24 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     (rung,) = right.rungs
     assert rung.verdict == "passed"
     assert any("data of" in note for note in rung.notes)
+
+
+# ---- kernels in Python -----------------------------------------------------------------------------------------------
+
+#: A statement of a kernel in NumPy → whether its condition holds in a block.
+STATEMENTS: dict[str, Callable[[Block], bool]] = {
+    "y += np.where(d_w == 165.5, 1, 0) * 0": lambda b: half(b.d) == 165.5,
+    "y += np.where((s > 3000) & (s < 3010), 1, 0)[:, None] * 0": lambda b: 3000 < half(b.s) < 3010,
+    "y += 0 * np.clip(products, -30000, 29500)": lambda b: b.dot > 29500,
+    "y += np.where((codes[:, b, 3] == 7) * (d_w == 0.25), 1, 0) * 0": lambda b: b.q[3] == 7 and half(b.d) == 0.25,
+    "y += 0 if products[0, 0] == 12345 else 0": lambda b: b.dot == 12345,
+}
+
+
+def test_data_of_a_kernel_in_python(tmp_path: Path) -> None:
+    before = "        y += d_w * (d_a"
+    statements = "\n".join(f"        {each}" for each in STATEMENTS)
+    found = probes_of(altered(tmp_path, "numpy_q4_0.py", before, f"{statements}\n{before}"), 3)
+    for statement, holds in STATEMENTS.items():
+        data = [pair for probe in found if statement in probe.because for pair in probe.data]
+        assert {holds(Block.of(*pair)) for pair in data} == {False, True}, statement

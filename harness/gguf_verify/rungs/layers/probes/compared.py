@@ -228,7 +228,7 @@ class _Observed:
         if took < _SOON:
             self.ended.add(shape)
         # the elements of arrays depend on data
-        return found if product is not None else {one: of for one, of in found.items() if of.times == 1}
+        return found if product is not None else {one: of for one, of in (found or {}).items() if of.times == 1}
 
     def _in_blocks(self, kernel: Kernel, shape: Shape, product: SparseProduct | None) -> Compared | None:
         """Those of the first and the last thread block."""

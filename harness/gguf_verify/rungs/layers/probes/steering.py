@@ -216,11 +216,10 @@ class _Search:
             return self.keep(comparison, [there])
         singles = self._influencing(start, comparison, in_numbers)
         if len(singles) <= _FEW_SINGLE:
-            for number in singles:
+            there = self._by_bits(start, singles, comparison, end)
+            for number in () if self.equal(comparison) else singles:
                 for of in (1, 0):
                     self.keep(comparison, self.crossings(start, number, comparison, of))
-            if not self.equal(comparison):
-                there = self._by_bits(start, singles, comparison, end)
         else:
             codes = [one for one in singles if not one.floating]
             there = self._by_bits(self._by_codes(start, codes, comparison, end), in_numbers, comparison, end)
@@ -236,9 +235,6 @@ class _Search:
         found = list[Number]()
         before = self.at(start)[comparison]
         for number in sorted(in_numbers, key=lambda one: one.weights):
-            if len(number.places) == 1:
-                found.append(number)
-                continue
             changing = [p for p in number.few if self._changes(start, number, p, comparison, before)]
             most = _FEW_SINGLE + 1 if number.floating else _MOST_SINGLE  # more are no codes of a sum
             parted = self._parted(start, number, changing[0], comparison, before, most) if changing else []
