@@ -161,7 +161,7 @@ def test_a_branch_whose_count_follows_from_others_is_seen_in_a_later_call(tmp_pa
     branch = "        if (from_half(wb.d) == 165.5f) { ; } else\n"
     kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', term, branch + term)}:gemm", CpuHost(1))
     rows, x = operands()
-    special, scales = rows.copy(), np.float16([165.5]).view(np.uint8)
+    special, scales = rows.copy(), np.array([165.5], np.float16).view(np.uint8)
     special[0, :2] = scales
 
     def ways(rows: np.ndarray) -> set[bool]:

@@ -140,9 +140,10 @@ def test_four_comparisons_each_behind_the_other() -> None:
 
 @pytest.mark.parametrize("byte", [0x4C, 0xC7, 0x25])
 def test_a_byte_of_two_codes(byte: int) -> None:
-    (blocks,) = found(
-        lambda b: (np.int8(np.uint8(b.q[9] | b.q[25] << 4).view(np.int8)), int(np.uint8(byte).view(np.int8)))
-    )
+    def signed(unsigned: int) -> int:
+        return unsigned - 256 if unsigned > 127 else unsigned
+
+    (blocks,) = found(lambda b: (signed(b.q[9] | b.q[25] << 4), signed(byte)))
     assert any(b.q[9] | b.q[25] << 4 == byte for b in blocks)
 
 
