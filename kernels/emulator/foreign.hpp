@@ -8,6 +8,19 @@
 #include "ptx.hpp"
 #include "runtime.hpp"
 
+// Follows the condition of each `condition ? a : b` of a kernel (hosts/for_cpu.py). In a traced build it hides the
+// comparison until GCC's front end can no longer make a minimum, a maximum or an absolute value of it, which are not
+// traced.
+#ifdef GGUF_VERIFY_TRACED
+namespace cuda_on_cpu {
+__attribute__((always_inline)) inline bool chooses_at_run_time() { return true; }
+constexpr bool chooses() { return __builtin_is_constant_evaluated() ? true : chooses_at_run_time(); }
+}  // namespace cuda_on_cpu
+#define GGUF_VERIFY_CHOOSES &&::cuda_on_cpu::chooses()
+#else
+#define GGUF_VERIFY_CHOOSES
+#endif
+
 // The kernel's entry point NAME_launch. Everything after the kernel's source, whose macros may have any name.
 #define GGUF_VERIFY_ENTRY(gguf_verify_name, ...)                                                                     \
     extern "C" __attribute__((__visibility__("default"))) int gguf_verify_name(                                      \

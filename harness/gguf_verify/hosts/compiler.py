@@ -609,7 +609,9 @@ NOT_COUNTED = "-fprofile-exclude-files="
 BRANCHES = ("-fno-early-inlining", "-fno-ssa-phiopt", "--param=logical-op-non-short-circuit=0")
 #: Options of a traced build: GCC calls functions before comparisons, which `kernels/emulator/comparisons.hpp` defines.
 #: Without reassociation, which makes one comparison of several with 0.
-TRACES = ("-O1", "-g1", *BRANCHES[1:], "-fno-tree-reassoc", "-fsanitize-coverage=trace-cmp")
+TRACES = (
+    "-O1", "-g1", *BRANCHES[1:], "-fno-tree-reassoc", "-fsanitize-coverage=trace-cmp", "-DGGUF_VERIFY_TRACED",
+)  # fmt: skip
 LINK_COUNTING = ["-lgcov", "-Wl,-u,__gcov_info_to_gcda"]
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'

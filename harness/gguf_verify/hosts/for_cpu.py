@@ -1,7 +1,7 @@
 """Translation of CUDA C++ for a C++ compiler: constructs that no macro can replace are rewritten, preserving lines.
 
 Launches, and bodies of host functions that make them or call the runtime, are removed; arrays in dynamic shared memory
-become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
+become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`. Conditions of `?` get a macro.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _AFTER_PARAMETERS = {")", "const", "noexcept", "override", "final"}
 #: Limit for a declaration, and for a launch configuration.
 _MOST_TOKENS = 500
 _DYNAMIC = "::cuda_on_cpu::dynamic_shared()"
+#: Follows the condition of `condition ? a : b` (`kernels/emulator/foreign.hpp`).
+_CHOOSES = "GGUF_VERIFY_CHOOSES"
 
 
 @dataclass
@@ -197,6 +199,8 @@ class _Text:
         before = self.tokens[i - 1].text if i else ""
         if token.kind == "directive":
             self._directive(token)
+        elif token.text == "?" and self.tokens[i + 1 : i + 2] and self.tokens[i + 1].text != ":":
+            self.edits.append(Edit(token.start, token.start, f"{_CHOOSES} "))
         elif token.kind != "word":
             pass
         elif (end := self._statement(i)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -167,5 +168,26 @@ def test_a_call_that_breaks_its_process_is_observed(tmp_path: Path) -> None:
         assert found is not None
         assert not found.missing
         assert found.lines_run == found.lines
+    finally:
+        kernel.close()
+
+
+def test_a_branch_whose_count_follows_from_others_is_seen_in_a_later_call(tmp_path: Path) -> None:
+    term = "        acc += from_half(wb.d) * (from_half(xb.d) * sum"
+    branch = "        if (from_half(wb.d) == 165.5f) { ; } else\n"
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', term, branch + term)}:gemm", CpuHost(1))
+    rows, x = operands()
+    special, scales = rows.copy(), np.array([165.5], np.float16).view(np.uint8)
+    special[0, :2] = scales
+
+    def ways(rows: np.ndarray) -> set[bool]:
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+        (executed,) = kernel.executed().files.values()
+        line = Path(tmp_path / "cuda_q4_0.cu").read_text().split("\n").index(branch.rstrip()) + 1
+        return {way for (at, _), both in executed.branches.items() if at == line for way in both}
+
+    try:
+        assert ways(rows) == {True, False}
+        assert ways(special) == {True}
     finally:
         kernel.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.field_classes import numbers_of
 from gguf_verify.rungs.layers.probes.compared import compared_probes
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.layers.probes.steering import Data, numbers, steered
+from gguf_verify.rungs.layers.probes.steering import steered
+from gguf_verify.rungs.layers.probes.stored_numbers import Data, numbers
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
@@ -62,8 +63,7 @@ def half(bits: int) -> float:
 
 # ---- the search ------------------------------------------------------------------------------------------------------
 
-_FIELDS = [numbers(True, numbers_of(Q4_0)), numbers(False, numbers_of(Q8_1))]
-FIELDS = _FIELDS[0][0] + _FIELDS[1][0], _FIELDS[0][1] + _FIELDS[1][1]
+NUMBERS = [*numbers(True, numbers_of(Q4_0)), *numbers(False, numbers_of(Q8_1))]
 _RNG = np.random.default_rng(3)
 BASE = Data(
     int.from_bytes(b"\x66\x24" + _RNG.bytes(16), "little"),
@@ -86,7 +86,7 @@ def found(*comparisons: Compare) -> list[list[Block]]:
         made = [(i, [*map(float, both)]) for i, of in enumerate(comparisons) if (both := of(block)) is not None]
         return {Comparison(f"k.cu:{i}", 0): Operands((a, a), (b, b), (a - b, a - b)) for i, (a, b) in made}
 
-    data = steered(BASE, FIELDS, observe)
+    data = steered(BASE, NUMBERS, observe, 2000)
     return [[block_of(one) for one in data.get(Comparison(f"k.cu:{i}", 0), ())] for i in range(len(comparisons))]
 
 
@@ -127,6 +127,26 @@ def test_a_comparison_behind_another_one() -> None:
     assert all(b.q[0] == 7 for b in blocks)
 
 
+def test_four_comparisons_each_behind_the_other() -> None:
+    (*_, blocks) = found(
+        lambda b: (half(b.d), 3.5),
+        lambda b: (b.q[3], 7) if half(b.d) > 3.5 else None,
+        lambda b: (half(b.s), -9.25) if half(b.d) > 3.5 and b.q[3] == 7 else None,
+        lambda b: (b.q8[5], -128) if half(b.d) > 3.5 and b.q[3] == 7 and half(b.s) < -9.25 else None,
+    )
+    assert any(b.q8[5] == -128 for b in blocks)
+    assert all(half(b.d) > 3.5 and b.q[3] == 7 and half(b.s) < -9.25 for b in blocks if b.q8[5] == -128)
+
+
+@pytest.mark.parametrize("byte", [0x4C, 0xC7, 0x25])
+def test_a_byte_of_two_codes(byte: int) -> None:
+    def signed(unsigned: int) -> int:
+        return unsigned - 256 if unsigned > 127 else unsigned
+
+    (blocks,) = found(lambda b: (signed(b.q[9] | b.q[25] << 4), signed(byte)))
+    assert any(b.q[9] | b.q[25] << 4 == byte for b in blocks)
+
+
 def test_two_conditions_that_are_both_evaluated() -> None:
     (*_, blocks) = found(
         lambda b: (b.q[0], 7), lambda b: (b.s, 0x4321), lambda b: (int(b.q[0] == 7 and b.s == 0x4321), 0)
@@ -148,7 +168,7 @@ def test_the_search_is_the_same_again_and_ends() -> None:
         return hash((b.d, b.d8, b.s, *b.q, *b.q8)) % 10007 - 5000.5, 0.0
 
     once = found(*[hashed] * 20)
-    assert calls <= 20 * 1500
+    assert calls <= 20 * 2000
     assert [[(b.d, b.dot) for b in blocks] for blocks in once] == [
         [(b.d, b.dot) for b in blocks] for blocks in found(*[hashed] * 20)
     ]
@@ -168,6 +188,9 @@ CONDITIONS: dict[str, Callable[[Block], bool]] = {
     "switch (xb.qs[1]) case 77:": lambda b: b.q8[1] == 77,
     "if (fminf(from_half(wb.d), 0.7f) == 0.7f && wb.d < 0x39a0)": lambda b: half(b.d) >= 0.7 and b.d < 0x39A0,
     "if (min(max(sum, -9000), 9000) == -9000)": lambda b: b.dot <= -9000,
+    "sum = sum > 30011 ? 30011 : sum;": lambda b: b.dot > 30011,
+    "{ const int c = -29000; sum = c > sum ? c : sum; }": lambda b: b.dot < -29000,
+    "int c = xb.qs[9]; c = c < 0 ? -c : c; if (c > 126)": lambda b: abs(b.q8[9]) > 126,
     "if ((wb.qs[3] & 15) == 7 && from_half(xb.s) == 204.125f)": lambda b: b.q[3] == 7 and half(b.s) == 204.125,
 }
 
@@ -179,22 +202,27 @@ def kernel_with(folder: Path, statements: str) -> Path:
     return path
 
 
+def probes_of(source: Path, seed: int) -> list[Probe]:
+    """Those with data of a kernel."""
+    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
+        kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+        try:
+            run, result = Run(model, kernel, Options(progress=False, threads=1, seed=seed)), RungResult(name="layers")
+            tensor = model.tensors["blk.0.attn_k.weight"]
+            units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
+            huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
+            return [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes if probe.data]
+        finally:
+            kernel.close()
+
+
 @pytest.fixture(scope="module")
-def probes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Probe]]:
+def probes(tmp_path_factory: pytest.TempPathFactory) -> list[Probe]:
     """Those with data for a correct kernel with all conditions."""
     source = kernel_with(
         tmp_path_factory.mktemp("compared"), "\n".join(f"        {c} acc += 0.0f * acc;" for c in CONDITIONS)
     )
-    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
-        kernel = open_foreign(f"{source}:gemm", CpuHost(1))
-        try:
-            run, result = Run(model, kernel, Options(progress=False, threads=1, seed=3)), RungResult(name="layers")
-            tensor = model.tensors["blk.0.attn_k.weight"]
-            units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-            huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-            yield [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes if probe.data]
-        finally:
-            kernel.close()
+    return probes_of(source, 3)
 
 
 @traced
@@ -229,3 +257,24 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     (rung,) = right.rungs
     assert rung.verdict == "passed"
     assert any("data of" in note for note in rung.notes)
+
+
+# ---- kernels in Python -----------------------------------------------------------------------------------------------
+
+#: A statement of a kernel in NumPy → whether its condition holds in a block.
+STATEMENTS: dict[str, Callable[[Block], bool]] = {
+    "y += np.where(d_w == 165.5, 1, 0) * 0": lambda b: half(b.d) == 165.5,
+    "y += np.where((s > 3000) & (s < 3010), 1, 0)[:, None] * 0": lambda b: 3000 < half(b.s) < 3010,
+    "y += 0 * np.clip(products, -30000, 29500)": lambda b: b.dot > 29500,
+    "y += np.where((codes[:, b, 3] == 7) * (d_w == 0.25), 1, 0) * 0": lambda b: b.q[3] == 7 and half(b.d) == 0.25,
+    "y += 0 if products[0, 0] == 12345 else 0": lambda b: b.dot == 12345,
+}
+
+
+def test_data_of_a_kernel_in_python(tmp_path: Path) -> None:
+    before = "        y += d_w * (d_a"
+    statements = "\n".join(f"        {each}" for each in STATEMENTS)
+    found = probes_of(altered(tmp_path, "numpy_q4_0.py", before, f"{statements}\n{before}"), 3)
+    for statement, holds in STATEMENTS.items():
+        data = [pair for probe in found if statement in probe.because for pair in probe.data]
+        assert {holds(Block.of(*pair)) for pair in data} == {False, True}, statement

@@ -114,7 +114,8 @@ REPORTED = {
     "y = np.zeros(9); y[:k] = 1": {(9, 64)},
     "(n == 896) & (k == 1024)": {(33, 896), (64, 1024)},
     "np.int64(n) > 5 or n < 1e300": {(33, 5)},
-    "np.zeros(3) > 1; None == 3; 'a' < 'b'; n == 10 ** 400; n > float('nan')": set(),
+    "np.zeros(3) > 1": {(0, 1)},
+    "None == 3; 'a' < 'b'; n == 10 ** 400; n > float('nan')": set(),
 }
 
 
@@ -153,7 +154,7 @@ def test_a_loop_reports_its_range_and_no_more_than_there_is_room_for(reporter: R
     made = module_of(reporter, b"def f(n):\n    for i in range(n):\n        i < 7\n        i in [*range(5000)]")
     made["f"](100)
     said = json.loads(reporter.said())["comparisons"]
-    assert said[0][3:] == [0, 99, 7, 7, -7, 92]
+    assert said[0][3:] == [0, 99, 7, 7, -7, 92, 0, 1]
     assert len(said) == 1 + 256
 
 
@@ -175,3 +176,30 @@ def test_arrays_keep_their_values(reporter: Reporter) -> None:
     y, above = made["f"](np.array([1.0, 2.0]), np.zeros(3))
     assert y.tolist() == [1, 2, 0]
     assert above.tolist() == [False, True]
+
+
+def test_arrays_report_their_elements(reporter: Reporter) -> None:
+    source = b"""
+import numpy as np
+def f(x, y):
+    a = np.where(x == 165.5, 1, 0)
+    b = np.clip(x, -1, 2), x.clip(min=3), np.minimum(x, y, dtype=np.float64)
+    return a, b, x[:, None] < y, 5 > y, np.maximum(*[x, y])
+"""
+    plain: dict[str, Any] = {}
+    exec(source, plain)
+    x, y = np.array([0, 165.5, np.inf]), np.array([7, -8, 9])
+    got, expected = (f(x, y) for f in (module_of(reporter, source)["f"], plain["f"]))
+    assert repr(got) == repr(expected)
+    records = [[line, *record] for _, line, _, *record in json.loads(reporter.said())["comparisons"]]
+    below, equal, above = 1, 2, 4
+    assert records == [
+        [4, 0, 165.5, 165.5, 165.5, -165.5, 0, below | equal, 2],
+        [5, 0, 165.5, -1, -1, 1, 166.5, above, 2],
+        [5, 0, 165.5, 2, 2, -2, 163.5, below | above, 2],
+        [5, 0, 165.5, 3, 3, -3, 162.5, below | above, 2],
+        [5, 0, 165.5, -8, 7, -7, 173.5, below | above, 2],
+        [6, 0, 165.5, -8, 9, -9, 173.5, below | above, 6],
+        [6, 5, 5, -8, 9, -4, 13, below | above, 3],
+        [6, 0, 165.5, -8, 7, -7, 173.5, below | above, 2],
+    ]

@@ -206,7 +206,8 @@ class ForeignKernel(Kernel):
 
     @property
     def texts(self) -> Mapping[str, str]:
-        self._executions.look(self._conversation)
+        if self._compiled is None:  # the files that a kernel in Python has imported
+            self._executions.look(self._conversation)
         return self._executions.texts()
 
     @property

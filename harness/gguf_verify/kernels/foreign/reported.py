@@ -38,7 +38,9 @@ _Line = Annotated[int, msgspec.Meta(ge=1, lt=10**7)]
 _Key = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Value = Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)]
 _Path = Annotated[str, msgspec.Meta(max_length=4096, pattern="^/")]
-_Record = tuple[_Index, _Line, _Key, float, float, float, float, float, float]
+_Outcomes = Annotated[int, msgspec.Meta(ge=0, lt=8)]
+_Times = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+_Record = tuple[_Index, _Line, _Key, float, float, float, float, float, float, _Outcomes, _Times]
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -119,10 +121,10 @@ class Reports:
                 if names[file] is not None
             )
             found: Compared = {}
-            for file, line, key, *ends in sorted(said.comparisons):
+            for file, line, key, *ends, outcomes, times in sorted(said.comparisons):
                 if names[file] is not None:
                     a, b, apart = ((min(pair), max(pair)) for pair in zip(ends[::2], ends[1::2], strict=True))
-                    found[Comparison(f"{names[file]}:{line}", key)] = Operands(a, b, apart)
+                    found[Comparison(f"{names[file]}:{line}", key)] = Operands(a, b, apart, outcomes, times)
         except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
             return {}
         return found

@@ -19,10 +19,12 @@ import numpy as np
 
 from .rewriting import AXIS, EQUAL, KEY, MEMBER, REPORTER, Number, rewritten
 
-#: Most comparisons of a call, operands of one of them, and elements of a container.
-MOST, _MOST_TIMES, _MOST_ELEMENTS = 2000, 20_000, 256
+#: Most comparisons of a call, operands of one of them, and elements of a container and of an array.
+MOST, _MOST_TIMES, _MOST_ELEMENTS, _MOST_OF_ARRAY = 2000, 20_000, 256, 1 << 16
 #: Most numbers of code that does not report.
 _MOST_NUMBERS = 200
+#: Keyword arguments of functions that compare arrays.
+_LIMITS = ("min", "max", "a_min", "a_max", "other")
 _CONTAINERS = (dict, tuple, list, set, frozenset, range)
 
 
@@ -41,8 +43,10 @@ class Reporter:
         self._places: list[tuple[str, int]] = []
         self._numbers: dict[tuple[str, Number], None] = {}
         self._left: dict[int, Any] = {}
-        #: Comparison, and which of its alternatives → smallest and largest left and right operand and difference.
+        #: Comparison, and which of its alternatives → smallest and largest left and right operand and difference; and
+        #: the outcomes and how often it was made, both of arrays only.
         self._made: dict[tuple[int, int], list[float]] = {}
+        self._of_arrays: dict[tuple[int, int], list[int]] = {}
         self._times: dict[int, int] = {}
 
     def code_of(self, source: bytes, file: str) -> CodeType:
@@ -80,9 +84,11 @@ class Reporter:
             self._note_any(number, left, plain)
         elif kind == KEY and isinstance(left, dict):
             self._note_any(number, plain, left)
-        elif kind >= AXIS and isinstance(left, _Axes) and kind - AXIS < len(left.lengths):
+        elif kind >= AXIS and isinstance(left, _Array) and kind - AXIS < len(left.lengths):
             if type(plain) is int and plain > 0:
                 self._note(number, left.lengths[kind - AXIS], plain, kind)
+        elif kind == EQUAL and (isinstance(left, _Array) or isinstance(plain, _Array)):
+            self._note_arrays(number, left, plain, 0)
         elif kind == EQUAL:
             self._note(number, left, plain, 0)
 
@@ -104,6 +110,17 @@ class Reporter:
             with contextlib.suppress(Exception):  # of the author's attributes: the statement itself raises them
                 self._note_any(number, _plain(value), alternatives())
         return value
+
+    def elementwise(self, number: int, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        """Call a function that compares arrays, or a method of one, and note its operands."""
+        limits = (named.get(name) for name in _LIMITS)
+        given = (_plain(each) for each in (getattr(function, "__self__", None), *args, *limits))
+        operands = [each for each in given if type(each) in (int, float, _Array)]
+        if any(isinstance(each, _Array) for each in operands) and self._may_note(number):
+            for which, operand in enumerate(operands[1:]):
+                with contextlib.suppress(Exception):  # of arrays that do not fit: the function itself raises it
+                    self._note_arrays(number, operands[0], operand, which)
+        return function(*args, **named)
 
     def _may_note(self, number: int) -> bool:
         times = self._times[number] = self._times.get(number, 0) + 1
@@ -134,37 +151,64 @@ class Reporter:
             ends = [float(a), float(b), float(a - b)]
         except OverflowError:
             return
-        before = self._made.get((number, which))
+        self._widen((number, which), [(end, end) for end in ends])
+
+    def _note_arrays(self, number: int, a: Any, b: Any, which: int) -> None:
+        """Note the elements of two arrays, or of an array and a number."""
+        a, b = (_elements(each) for each in (a, b))
+        if a is None or b is None:
+            return
+        a, b = (np.asarray(each.flat[:_MOST_OF_ARRAY], np.float64) for each in np.broadcast_arrays(a, b))
+        with np.errstate(all="ignore"):
+            apart = a - b
+        finite = np.isfinite(apart)
+        if not finite.any():
+            return
+        ends = [(float(each[finite].min()), float(each[finite].max())) for each in (a, b, apart)]
+        self._widen((number, which), ends)
+        noted = self._of_arrays.setdefault((number, which), [0, 0])
+        noted[0] |= sum(1 << i for i, sign in enumerate((-1, 0, 1)) if (np.sign(apart[finite]) == sign).any())
+        noted[1] += int(finite.sum())
+
+    def _widen(self, key: tuple[int, int], ends: Sequence[tuple[float, float]]) -> None:
+        before = self._made.get(key)
         if before is not None:
-            for i, end in enumerate(ends):
-                before[2 * i], before[2 * i + 1] = min(before[2 * i], end), max(before[2 * i + 1], end)
+            for i, (low, high) in enumerate(ends):
+                before[2 * i], before[2 * i + 1] = min(before[2 * i], low), max(before[2 * i + 1], high)
         elif len(self._made) < MOST and np.isfinite(ends).all():
-            self._made[number, which] = [end for end in ends for _ in range(2)]
+            self._made[key] = [end for pair in ends for end in pair]
 
     def said(self) -> bytes:
         """Return what `compared.of_python` reads, as JSON, and forget it."""
         made, self._made, self._left = self._made, {}, {}
-        self._times = {}
+        of_arrays, self._of_arrays, self._times = self._of_arrays, {}, {}
         files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _ in (*self._places, *self._numbers)))}
         records = []
         for (number, which), ends in made.items():
             file, line = self._places[number]
-            records.append([files[file], line, number << 32 | which, *ends])
+            noted = of_arrays.get((number, which), [0, 1])
+            records.append([files[file], line, number << 32 | which, *ends, *noted])
         # those of conditions first
         numbers = sorted(self._numbers, key=lambda of: not of[1].compared)[:_MOST_NUMBERS]
         listed = [[files[file], of.line, of.value, of.period] for file, of in numbers]
         return json.dumps({"files": list(files), "comparisons": records, "numbers": listed}).encode()
 
 
-class _Axes:
-    """The lengths of an array's axes."""
+class _Array:
+    """An array of a library, and the lengths of its axes."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = lengths
+    def __init__(self, lengths: Sequence[int], array: Any) -> None:
+        self.lengths, self.array = lengths, array
+
+
+def _elements(operand: Any) -> Any:
+    """Return the numbers of an array, or a number, for NumPy; None for anything else."""
+    made = np.asarray(operand.array if isinstance(operand, _Array) else operand)
+    return made if made.dtype.kind in "iuf" and made.size else None
 
 
 def _plain(value: Any) -> Any:
-    """Return a number as Python's, a container as it is, an array's axes; None for anything else."""
+    """Return a number as Python's, a container as it is, an array; None for anything else."""
     kind = type(value)
     if kind in (int, float) or isinstance(value, _CONTAINERS):
         return value
@@ -177,7 +221,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int) and kind is not bool:  # of an enumeration
         return int(value)
     lengths = getattr(value, "shape", None) if kind.__module__ in ("numpy", "torch", "cupy") else None
-    return _Axes(tuple(map(int, lengths))) if isinstance(lengths, tuple) else None
+    return _Array(tuple(map(int, lengths)), value) if isinstance(lengths, tuple) else None
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

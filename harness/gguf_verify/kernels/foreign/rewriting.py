@@ -3,8 +3,8 @@
 Each operand of a comparison is wrapped in a call that notes it and returns it: `M >= TILE` becomes
 `r.right(7, r.left(7, M) …)`, in the same order of evaluation, and with the same short circuits. So the rewritten code
 computes what the original does, only slower. Besides `<`, `==`, `in` and their like, these compare: a number that is
-tested as true or false, `min` and `max`, the keys of a dictionary that is looked up, the constants of a `match`, and
-the end of a slice, with the length of the axis.
+tested as true or false, `min` and `max`, functions of arrays such as `np.clip`, the keys of a dictionary that is looked
+up, the constants of a `match`, and the end of a slice, with the length of the axis.
 
 A function under a decorator of an installed package stays as it is: the package may compile it, as Numba and Triton
 do. The numbers in it are listed in place of its comparisons.
@@ -24,6 +24,11 @@ REPORTER = "__gguf_verify_compares__"
 #: Packages whose decorators call the function as it is.
 _CALL = {"gguf_verify", "numpy", *sys.stdlib_module_names, *sys.builtin_module_names}
 _LOOKUPS = ("get", "pop", "setdefault")
+#: Functions of arrays, and their methods, that compare elements.
+_ELEMENTWISE = {
+    "minimum", "maximum", "fmin", "fmax", "clip", "clamp", "clamp_", "clamp_min", "clamp_max", "equal", "not_equal",
+    "less", "less_equal", "greater", "greater_equal", "eq", "ne", "lt", "le", "gt", "ge", "isclose",
+}  # fmt: skip
 
 #: The kinds of a comparison's right operand: another number or tuple; a container; a key; the end of a slice along an
 #: axis, from `AXIS` on.
@@ -177,7 +182,7 @@ class _Rewriter(ast.NodeTransformer):
         self.lines.append(getattr(node, "lineno", 0))
         return self._first + len(self.lines) - 1
 
-    def _call(self, method: str, *args: ast.expr | int) -> ast.expr:
+    def _call(self, method: str, *args: ast.expr | int) -> ast.Call:
         reporter = ast.Attribute(ast.Name(REPORTER, ast.Load()), method, ast.Load())
         return ast.Call(reporter, [ast.Constant(a) if isinstance(a, int) else a for a in args], [])
 
@@ -246,6 +251,11 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         args = node.args
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _ELEMENTWISE:
+            made = self._call("elementwise", self._number(node), node.func)
+            made.args += args
+            made.keywords = node.keywords
+            return made
         if any(isinstance(each, ast.Starred) for each in args):
             return node
         if isinstance(node.func, ast.Name) and node.func.id in ("min", "max") and len(args) > 1:

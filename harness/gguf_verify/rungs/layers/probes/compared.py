@@ -39,6 +39,8 @@ _MOST_OUTPUTS = 1 << 16
 #: Shapes, in units of K, at which data are searched for first, and then if they show comparisons on other lines; the
 #: most of all shapes; and the units of a probe, of which one has the data.
 _SHAPES, _MOST_SHAPES, _UNITS = ((3, 7, 1), (1, 33, 2), (16, 64, 2), (130, 130, 2)), 6, 2
+#: Products that are observed in a search for data at one shape.
+_MOST_OBSERVED: dict[str, int] = {"thread blocks": 3000, "calls": 700}
 #: Integers in code below this are among the sizes of the plan.
 _LEAST_SIZE = 34
 
@@ -81,40 +83,46 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     also = {shape: place for shape, place in _shapes(guessed) if shape not in planned and shape not in shapes}
     wanted = {**first, **dict(itertools.islice(also.items(), _MOST_GUESSED))}
     probes = [*_probes(run, kernel, wanted, observed)]
+    left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
+    whole = [(probe.tokens[0], probe.n, probe.k) for probe, alone in probes if alone is None]
+    with_data = [*_with_data(run, fmt, observed, whole)]
     why_not = observed.needs if kernel.compares == "thread blocks" and isinstance(observed.needs, str) else None
     if observed.seconds > _MOST_SECONDS:
         why_not = f"its calls took {_MOST_SECONDS:.0f} s before all comparisons were observed"
-    left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
-    with_data = _with_data(run, fmt, observed, [(p.tokens[0], p.n, p.k) for p, alone in probes if alone is None])
     return ComparedProbes((*probes, *((probe, None) for probe in with_data)), len(probes), left, why_not)
 
 
 def _with_data(run: Run, fmt: WeightFormat, observed: _Observed, found: list[Shape]) -> Iterator[Probe]:
     """The probes with data of their own. `found`: shapes that comparisons ask for."""
-    if run.kernel.of(fmt, 1, 1, observed.huge.unit).compares != "thread blocks" or isinstance(observed.needs, str):
+    compares = run.kernel.of(fmt, 1, 1, observed.huge.unit).compares
+    if compares not in _MOST_OBSERVED or isinstance(observed.needs, str):
         return
     huge, done, domain = observed.huge, set[str](), run.kernel.domain
-    for shape in _bases(run, observed, found):
-        product = huge.sparse(run.kernel.of(fmt, *shape), shape, observed.needs)
+    for shape, product in _bases(run, fmt, observed, found):
         wide, words = near(domain.k, _UNITS * huge.unit, huge.unit), partial(in_words, texts=run.kernel.texts)
         observe = partial(observed, shape)
-        probes = data_probes(run.semantics(fmt), product, max(product.k, wide or 0), observe, words)
-        yield from (replace(p, n=near(domain.n, p.n) or product.n) for p in probes if p.because not in done)
+        most = _MOST_OBSERVED[compares]
+        probes = data_probes(run.semantics(fmt), product, max(product.k, wide or 0), observe, words, most, done)
+        yield from (replace(p, n=near(domain.n, p.n) or product.n) for p in probes)
         done |= {probe.because for probe in probes}
 
 
-def _bases(run: Run, observed: _Observed, found: list[Shape]) -> Iterator[Shape]:
-    """The shapes at which data are searched for."""
+def _bases(
+    run: Run, fmt: WeightFormat, observed: _Observed, found: list[Shape]
+) -> Iterator[tuple[Shape, SparseProduct]]:  # fmt: skip
+    """The shapes at which data are searched for, with ordinary products."""
     domain, unit, known, bases = run.kernel.domain, observed.huge.unit, set[str](), 0
     for m, n, k in itertools.chain(((m, n, units * unit) for m, n, units in _SHAPES), found):
-        shape = near(domain.m, m), near(domain.n, n), near(domain.k, k, unit)
-        if None in shape or bases >= _MOST_SHAPES:
+        near_m, near_n, near_k = near(domain.m, m), near(domain.n, n), near(domain.k, k, unit)
+        if near_m is None or near_n is None or near_k is None or bases >= _MOST_SHAPES:
             continue
-        lines = {comparison.place for comparison in observed(shape) or ()}  # type: ignore[arg-type]
+        shape = near_m, near_n, near_k
+        product = observed.huge.sparse(run.kernel.of(fmt, *shape), shape, observed.needs)  # type: ignore[arg-type]
+        lines = {comparison.place for comparison in observed(shape, product) or ()}
         if lines - known:
             known |= lines
             bases += 1
-            yield shape  # type: ignore[misc]
+            yield shape, product
 
 
 def _shapes(found: Collection[Boundary]) -> Iterator[tuple[Shape, str]]:
@@ -185,6 +193,8 @@ class _Observed:
         """The thread blocks of earlier launches that one needs; or why none can run by itself."""
         k = 2 * self.huge.unit
         kernel = self.run.kernel.of(self.fmt, 1, 1, k)
+        if kernel.compares == "calls":
+            return ()
         try:
             return dependence(kernel, self.fmt, k, lambda m, n, k: self.huge.sparse(kernel, (m, n, k)))
         except (KernelFault, EnvironmentFault) as error:
@@ -197,7 +207,7 @@ class _Observed:
         try:
             in_launches = kernel.compared_in_launches(self.fmt, *shape)
             calls = kernel.compares == "calls"
-            in_code = self._in_call(kernel, shape) if calls else self._in_blocks(kernel, shape, product)
+            in_code = self._in_call(kernel, shape, product) if calls else self._in_blocks(kernel, shape, product)
         except (KernelFault, EnvironmentFault):
             in_code = None
         found = {**(in_code or {}), **in_launches}
@@ -206,18 +216,19 @@ class _Observed:
         }
         return found or None
 
-    def _in_call(self, kernel: Kernel, shape: Shape) -> Compared | None:
+    def _in_call(self, kernel: Kernel, shape: Shape, product: SparseProduct | None) -> Compared | None:
         if self.seconds > _MOST_SECONDS or self.run.budget.spent:
             return None
         begun = time.monotonic()
         try:
-            found = kernel.compared(self.huge.sparse(kernel, shape), ())
+            found = kernel.compared(product or self.huge.sparse(kernel, shape), ())
         finally:
             took = time.monotonic() - begun
             self.seconds += took
         if took < _SOON:
             self.ended.add(shape)
-        return found
+        # the elements of arrays depend on data
+        return found if product is not None else {one: of for one, of in (found or {}).items() if of.times == 1}
 
     def _in_blocks(self, kernel: Kernel, shape: Shape, product: SparseProduct | None) -> Compared | None:
         """Those of the first and the last thread block."""

@@ -52,10 +52,13 @@ class ProbeInputs:
         """uint8[N, row bytes]."""
         fmt, wide = self._fmt, probe.k // self._fmt.unit
         if probe.data:
-            ordinary = np.resize(self._units, (1, wide * self._units.shape[1]))
+            # the data are those of the first unit but for a few numbers: other units show codes that were kept
+            others = np.roll(self._units, -1, axis=0)
             blocks = _distinct(weights for weights, _ in probe.data)
             blocks = blocks[self._held(blocks, probe)]
-            return np.resize(_all_and_last(blocks, ordinary), (probe.n, ordinary.size))
+            made = _all_and_last(blocks, np.resize(others, (1, wide * others.shape[1])))
+            between = np.stack([made, np.resize(others, made.shape)], axis=1)
+            return np.resize(between, (probe.n, made.shape[1]))
         if probe.blocks == "each class of each field":
             assert isinstance(fmt, BlockFormat)
             own = np.resize(self._units, (probe.n, fmt.block_bytes))
