@@ -8,11 +8,11 @@ of its alignment, and varies beyond that between calls (`laid_out`). Where the d
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import itertools
 import math
 import mmap
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -171,7 +171,9 @@ def _begins(operand: Operand, wall: Wall, key: int) -> int:
     if wall in ("behind", "before"):
         return before_wall if wall == "behind" else 0
     steps = mmap.PAGESIZE // (2 * unit)
-    drawn = zlib.crc32(f"{operand.name} {operand.nbytes} {key}".encode())
+    # not a CRC, whose bits of two names differ by the same ones for each key
+    digest = hashlib.blake2b(f"{operand.name} {operand.nbytes} {key}".encode(), digest_size=4).digest()
+    drawn = int.from_bytes(digest, "little")
     at = 2 * unit * (drawn % steps) + (unit - before_wall) % (2 * unit)
     least = unit if operand.least is None else operand.least
     aligned = wall == "apart" or (wall == "mixed" and key % 2 and drawn >> 31)
