@@ -249,6 +249,8 @@ class TypeProbes:
     def _find_addresses(self, planned: list[Probe], number: int) -> None:
         """Find the addresses at which later calls have their operands."""
         run, fmt, only = self._run, self._fmt, self._only
+        if not run.kernel.of(fmt, 1, 1, fmt.unit).alignments(fmt):
+            return
         given = list(inputs(fmt, self._units, self._like, run.options.seed))
         for m, n, k in spread((m, p.n, p.k) for p in planned for m in p.tokens) if is_checked(run, fmt) else ():
             rows = self._inputs.weights(probe := Probe((m,), n, k))
