@@ -270,7 +270,7 @@ class TypeProbes:
 
     def _probe(self, probe: Probe, number: int) -> None:
         takes, of_codes = self._semantics.activations, probe.values in ENCODED
-        if of_codes and takes is not Q8_1:
+        if of_codes and (takes is None or (probe.values == "codes of -128" and takes is not Q8_1)):
             return
         of_codes |= bool(probe.data) and takes is not None
         rows = self._inputs.weights(probe)
