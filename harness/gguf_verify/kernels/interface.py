@@ -168,7 +168,7 @@ class Candidate(ABC):
 
         Args:
             least: name of an operand → bytes.
-            mixed: in some calls only some of these operands are so; which depends on the calls' contents.
+            mixed: each of these operands does so in three of four calls, depending on its contents.
         """
         return self
 

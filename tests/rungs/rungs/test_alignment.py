@@ -20,6 +20,7 @@ from gguf_verify.rungs.layers.probes.alignment import Addresses, Alignments, nee
 from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.schedules import inputs
 from gguf_verify.support.errors import KernelFault, KernelFinding, NotRun
+from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT
 
 CUDA = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
@@ -179,3 +180,26 @@ def test_shapes_that_are_far_apart() -> None:
     assert (4096, 4096, 32) not in chosen
     assert len(chosen) < 12
     assert spread([]) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "limit"),
+    [
+        ("y += weights.ctypes.data % 4 > 0 and shape.m > 60", 1, ""),
+        ("assert weights.ctypes.data % 4 == 0 or shape.m <= 60", 0, "weights at multiples of 4 bytes"),
+        ("y += weights.ctypes.data % 4 > 64 and shape.m > 60", 0, ""),
+    ],
+    ids=["incorrect", "an exception", "correct"],
+)
+def test_sizes_of_the_plan_and_addresses_together(statement: str, code: int, limit: str, tmp_path: Path) -> None:
+    """None of the first calls has so many tokens."""
+    path = tmp_path / "kernel.py"
+    path.write_text(numpy(statement))
+    chosen = Options(prompt="Once", tensor=r"blk\.0\.attn_k", threads=2, progress=False, probes="brief", seed=3)
+    report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{path}:gemm", "cpu", ["layers"], chosen)
+    assert report.exit_code == code
+    assert bool(report.limits) == bool(limit)
+    assert limit in report.scope or code
+    if code:
+        diagnoses = [d for rung in report.rungs for d in (rung.diagnosis, *rung.other_diagnoses) if d is not None]
+        assert "unaligned-operand" in {fault.id for diagnosis in diagnoses for fault in diagnosis.faults}

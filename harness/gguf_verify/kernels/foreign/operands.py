@@ -34,7 +34,7 @@ _GUARD_FILL, _INPUT_GUARD_FILL = 0xA5, 0xFF
 _OTHER_FILLS = (0xFF, 0x52)
 #: Where an operand lies: less than its alignment before a page without access rights ("behind" it), directly after one
 #: ("before" it), or apart from both, with its guards between. Those whose `Operand.least` is smaller than their
-#: alignment lie apart at no multiple of it if "unaligned"; if "mixed", in every other call, and else some of them.
+#: alignment lie apart at no multiple of it if "unaligned"; if "mixed", each does so in three of four calls.
 Wall = Literal["behind", "before", "apart", "unaligned", "mixed"]
 
 
@@ -173,11 +173,14 @@ def _begins(operand: Operand, wall: Wall, key: int) -> int:
     steps = mmap.PAGESIZE // (2 * unit)
     # not a CRC, whose bits of two names differ by the same ones for each key
     digest = hashlib.blake2b(f"{operand.name} {operand.nbytes} {key}".encode(), digest_size=4).digest()
-    drawn = int.from_bytes(digest, "little")
+    drawn, how, multiple = int.from_bytes(digest[:2], "little"), digest[2], digest[3]
     at = 2 * unit * (drawn % steps) + (unit - before_wall) % (2 * unit)
     least = unit if operand.least is None else operand.least
-    aligned = wall == "apart" or (wall == "mixed" and key % 2 and drawn >> 31)
-    return at if aligned or least >= unit else at + least * (1 + drawn // steps % (unit // least - 1))
+    halves = unit // least // 2
+    if wall == "apart" or not halves or (wall == "mixed" and how % 4 == 0):
+        return at
+    even = halves > 1 and how // 4 % 4 == 0  # seldom: what needs more is found by odd multiples
+    return at + least * (2 * (1 + multiple % (halves - 1)) if even else 1 + 2 * (multiple % halves))
 
 
 _numbers = itertools.count(1)
