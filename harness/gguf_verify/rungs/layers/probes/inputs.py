@@ -57,10 +57,10 @@ class ProbeInputs:
             blocks = _distinct(weights for weights, _ in probe.data)
             blocks = blocks[self._held(blocks, probe)]
             return np.resize(_all_and_last(blocks, ordinary), (probe.n, ordinary.size))
-        if probe.blocks == "each class of each field" and not isinstance(fmt, BlockFormat):
-            made = elements_of_classes(fmt, probe.k)
-            return np.resize(made, (probe.n, made.shape[1]))
         if probe.blocks == "each class of each field":
+            if not isinstance(fmt, BlockFormat):
+                elements = elements_of_classes(fmt, probe.k)
+                return np.resize(elements, (probe.n, elements.shape[1]))
             own = np.resize(self._units, (probe.n, fmt.block_bytes))
             blocks = np.resize(every_class(fmt, own), own.shape)
             held = self._held(blocks, probe)
