@@ -158,6 +158,22 @@ def test_wrong_cupy(name: str, said: str, single: bool) -> None:
     one_of_two(verified(f"{CUPY}:{name}", "layers", kernel_time_limit=60.0), said, single)
 
 
+@pytest.mark.parametrize(
+    ("statement", "scope"),
+    [
+        ("acc += ((const uint4*)w)->x == 0xDEADBEEF;", "weights at multiples of 16 bytes"),
+        ("acc += (unsigned long long)w % 16 == 17;", ""),
+    ],
+)
+def test_a_misaligned_load_is_a_limit(tmp_path: Path, statement: str, scope: str) -> None:
+    """The launch fails, and the process with it; the same calls with aligned operands are correct."""
+    path = altered(tmp_path, "float acc = 0.0f;", f"float acc = 0.0f; {statement}")
+    report = verified(f"{path}:gemm", "layers", tensor=RIGHT)
+    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
+    assert (scope or "brief") in report.scope
+    assert bool(report.limits) == bool(scope)
+
+
 def test_a_run_of_all_rungs_outlives_lost_processes(tmp_path: Path) -> None:
     path = altered(tmp_path, "y[i] = acc;", CUDA["illegal address"][0])
     report = verified(f"{path}:gemm", "blocks", "layers", "tokens")

@@ -145,8 +145,16 @@ OBSERVED = {
         ObservedFault(
             "address-dependent",
             "the outputs depend on where in memory the operands begin",
-            "assume only that an operand begins at a multiple of 16 bytes, or of its declared alignment",
+            "assume only that an operand begins at an address that its type allows, or at a multiple of its declared "
+            "alignment",
             _CHECKED,
+        ),
+        ObservedFault(
+            "unaligned-operand",
+            "the outputs are incorrect if an operand begins at an address that its type allows and that is no multiple "
+            "of 16 bytes",
+            "handle such an address, or declare the operand's alignment",
+            _CALLS,
         ),
         ObservedFault(
             "window-of-m",

@@ -358,11 +358,19 @@ def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
     return whole
 
 
-def poison(whole: Array) -> None:
-    """Fill memory aligned to 4 bytes with poison between two guards: NumPy's or a GPU's uint8[…]."""
+def poison(whole: Array, aligned: bool = True) -> None:
+    """Fill memory with poison between two guards: NumPy's or a GPU's uint8[…].
+
+    Args:
+        aligned: it begins at a multiple of 4 bytes. A GPU writes no words elsewhere.
+    """
     whole[:GUARD_BYTES] = _GUARD_FILL
     whole[-GUARD_BYTES:] = _GUARD_FILL
     inside = whole[GUARD_BYTES:-GUARD_BYTES]
-    nbytes = len(inside)
-    inside[nbytes // 4 * 4 :] = _GUARD_FILL
-    inside[: nbytes // 4 * 4].view(np.uint32)[:] = POISON
+    words = len(inside) // 4 * 4
+    inside[words:] = _GUARD_FILL
+    if aligned:
+        inside[:words].view(np.uint32)[:] = POISON
+        return
+    for i, byte in enumerate(POISON.tobytes()):
+        inside[i:words:4] = byte

@@ -234,7 +234,7 @@ class CupyHost(Host):
         if self.placement == "pool":
             with self._faults():
                 memory = self._empty(nbytes + 2 * GUARD_BYTES)
-                poison(memory)
+                poison(memory, self.begins % 4 == 0)
             return _Output(memory, GUARD_BYTES)
         if self.placement == "alone" and self.fill is None:  # memory that is never written, for initcheck
             with self._faults():

@@ -157,6 +157,21 @@ class Candidate(ABC):
         """
         return self
 
+    def alignments(self, fmt: WeightFormat) -> Mapping[str, int]:
+        """Return the alignments in bytes that the types of its operands need, of operands that may lie at any such
+        address: name → bytes. Empty for a kernel of this project, whose operands are aligned to 16."""
+        return {}
+
+    def placed(self, least: Mapping[str, int], mixed: bool = False) -> Candidate:
+        """Return this candidate, which gets operands at other addresses: in one run of a call some have only these
+        alignments, in the others all begin at multiples of 16 bytes.
+
+        Args:
+            least: name of an operand → bytes.
+            mixed: each of these operands does so in three of four calls, depending on its contents.
+        """
+        return self
+
     def close(self) -> None:  # noqa: B027 - most have no process
         """End the processes that it started."""
 

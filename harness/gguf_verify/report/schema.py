@@ -36,6 +36,10 @@ _EXIT_CODES: list[tuple[ReportVerdict, int]] = [
 ]
 
 
+#: Fields that may be unset, which are then not written.
+_OPTIONAL = {"alignments"}
+
+
 def run_schema() -> dict[str, Any]:
     """The schema of a run's report, JSON Schema 2020-12."""
     (_, components) = msgspec.json.schema_components([Report, Check], ref_template="#/$defs/{name}")
@@ -106,7 +110,7 @@ def _closed(schema: Any) -> Any:
     if schema.get("type") == "integer":
         made.pop("format", None)
     if "properties" in schema:
-        made |= {"required": sorted(made["properties"]), "additionalProperties": False}
+        made |= {"required": sorted(made["properties"].keys() - _OPTIONAL), "additionalProperties": False}
     return made
 
 

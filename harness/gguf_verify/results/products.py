@@ -117,6 +117,8 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
         domain: what the kernel declares, in words; empty for everything.
         calls: number of calls that were made and judged.
         tokens, rows, columns: the numbers at which all outputs were correct, as ranges.
+        alignments: operand → bytes of which its address is a multiple, where that was less than 16 in some of these
+            calls; unset if there are none.
         values: the kinds of weights and activations.
         indices: large products of which some thread blocks ran by themselves, or some outputs were judged; all correct.
         grids: tokens, rows and columns whose launches CUDA accepts.
@@ -132,11 +134,19 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str
     rows: str
     columns: str
+    alignments: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     values: tuple[str, ...]
     indices: tuple[str, ...] = ()
     grids: tuple[str, ...] = ()
     not_covered: tuple[tuple[str, str], ...]
     under_test: bool
+
+    @property
+    def addresses(self) -> str:
+        """`alignments` in words; "" if there are none."""
+        if self.alignments is msgspec.UNSET:
+            return ""
+        return f"at multiples of bytes: {', '.join(f'{name} {least}' for name, least in self.alignments.items())}"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="token"):

@@ -218,8 +218,9 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def limits(self) -> list[str]:
-        """The limits of size of the verdict, with their reasons and how to state or lift them."""
-        return list(dict.fromkeys(s.why for s in self._skipped if s.check == "grids" and s.scope))
+        """The limits of sizes and of addresses of the verdict, with their reasons and how to state or lift them."""
+        limited = [s for s in self._skipped if s.check in ("grids", "alignment") and s.scope not in ("", "brief")]
+        return list(dict.fromkeys(s.why for s in limited))
 
     @property
     def shortened(self) -> list[str]:

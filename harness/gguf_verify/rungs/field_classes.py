@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.block import BlockFormat
+from ..formats.element import ElementFormat
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -70,9 +71,11 @@ def every_class(fmt: BlockFormat, blocks: Bytes) -> Bytes:
     """uint8[n, block bytes] from `blocks` of the same width, in which numbers are set, and the rest is as it was.
 
     All numbers of a name get each class together; those of short arrays (scales of superblocks) also one by one; and
-    two floating-point numbers (d and m, d and s) each pair of classes.
+    two floating-point numbers (d and m, d and s) each pair of classes. Integer sums of the codes stay their sums, since
+    a kernel may read either.
     """
-    numbers = numbers_of(fmt)
+    sums = [field for field in fmt.fields if "i" in field.dtype and {piece.name for piece in field.pieces()} == {"sum"}]
+    numbers = {name: members for name, members in numbers_of(fmt).items() if not (sums and name == "sum")}
     sets: list[list[tuple[Places, int]]] = []
     for name, members in numbers.items():
         sets += [[(places, int(v)) for places in members] for v in classes(len(members[0]), True)]
@@ -87,7 +90,10 @@ def every_class(fmt: BlockFormat, blocks: Bytes) -> Bytes:
     for row, values in zip(bits, sets, strict=True):
         at, of = np.array([place for places, _ in values for place in places]).T
         row[at] = np.repeat([v for _, v in values], [len(places) for places, _ in values]) >> of & 1
-    return np.packbits(bits, axis=1, bitorder="little")
+    made = np.packbits(bits, axis=1, bitorder="little")
+    for field in sums:
+        fmt.view(made)[field.name] = fmt.codes(made).reshape(len(made), field.count, -1).sum(axis=-1)
+    return made
 
 
 def values_of_classes(k: int, largest_code: int = 127) -> Floats:
@@ -101,6 +107,29 @@ def values_of_classes(k: int, largest_code: int = 127) -> Floats:
     rows = [v * sign for v in (tiny, *sizes) for sign in (codes, alike, -alike)]
     rows += [np.full(k, sign * v / 32, np.float32) for v in sizes for sign in (1, -1)]
     return np.asarray(np.stack(rows), np.float32)
+
+
+def numbers_of_classes(k: int) -> Floats:
+    """float32[M, K] of numbers that a kernel takes as they are: zeros of either sign; each class of a half, of either
+    sign, throughout and beside zeros only; powers of two; and all of these mixed. A float32 or a bfloat16 gets the same
+    values: its own least ones vanish in a product, or are flushed to zero."""
+    sizes, at = np.array(HALVES[1:], np.uint16).view(np.float16).astype(np.float32), np.arange(k)
+    each = np.concatenate([sizes, -sizes])
+    alone = np.zeros((len(each), k), np.float32)
+    alone[np.arange(len(each)), np.arange(len(each)) * 37 % k] = each
+    powers = np.ldexp(np.float32(1), at * 11 % 30 - 14)
+    mixed = [each[(at * step + step) % len(each)] for step in (1, 3, 7, 9)]
+    zeros = np.zeros((2, k), np.float32) * np.array([[1], [-1]], np.float32)
+    return np.concatenate([zeros, np.repeat(each[:, None], k, axis=1), alone, np.stack([powers, -powers, *mixed])])
+
+
+def elements_of_classes(fmt: ElementFormat, k: int) -> Bytes:
+    """uint8[N, row bytes] of weights of such numbers."""
+    rounded = fmt.round(numbers_of_classes(k))
+    if fmt.block_bytes == 4:
+        return rounded.astype("<f4").view(np.uint8)
+    words = rounded.astype("<f2").view("<u2") if fmt.exponent == 5 else (rounded.view(np.uint32) >> 16).astype("<u2")
+    return words.view(np.uint8)
 
 
 def encodes_each(fmt: BlockFormat) -> bool:

@@ -45,6 +45,8 @@ CLASS_ROWS, _CLASS_TOKENS = 560, 4
 #: Tokens whose scale or sum is at each class, as values and as blocks; the most calls that take them where a kernel
 #: computes few tokens at a time; and the rows beside them.
 VALUE_CLASSES, BLOCK_CLASSES, _MOST_PARTS = 28, 424, 28
+#: Rows of weights that are not quantized, of numbers at each class.
+ELEMENT_CLASSES = 28
 _ROWS_OF_CLASSES = 9
 #: Tokens, rows and slices of 32 values of the matrices that are multiplied in turn.
 _IN_TURN = ((5, 40, 3), (9, 33, 16))
@@ -79,10 +81,11 @@ class Probe:
         tokens: the numbers of tokens of the calls, each at least 1.
         n, k: rows and columns.
         blocks: the weights' blocks: the model's, laid out anew; any bits under finite scales; those of
-            `field_classes.every_class`; or those of `data`.
+            `field_classes.every_class`, or numbers of `field_classes.numbers_of_classes`; or those of `data`.
         values: the activations: random ones and ties of codes; special ones (zeros of both signs, tiny and huge
-            values); those of `field_classes.values_of_classes`; and, for kernels that take blocks, random ones with
-            codes of -128, and blocks of `field_classes.every_class`; or those of `data`.
+            values); those of `field_classes.values_of_classes`, or, if they are not encoded, of `numbers_of_classes`;
+            and, for kernels that take blocks, random ones with codes of -128, and blocks of
+            `field_classes.every_class`; or those of `data`.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
         first: the first of the activations that are used.
         because: the comparison in the kernel's code that the shape or the data are a boundary of: FILE:LINE and its
@@ -122,6 +125,8 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
         probes.append(sizes.probe((6,), 33, 3, values="codes of -128"))
         probes.append(sizes.probe((_CLASS_TOKENS,), CLASS_ROWS, 1, blocks="each class of each field"))
         probes += sizes.of_classes(BLOCK_CLASSES, "classes of encoded fields")
+    else:
+        probes.append(sizes.probe((_CLASS_TOKENS,), ELEMENT_CLASSES, 2, blocks="each class of each field"))
     probes += sizes.of_classes(VALUE_CLASSES, "classes of scales and sums")
     probes += drawn.few_probes(sizes) if brief else _sweeps(sizes, drawn)
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))

@@ -13,8 +13,8 @@ def plain(value: Any) -> Any:
     """Convert records, mappings and sequences to dicts and lists of strings, numbers, booleans and None.
 
     Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity", which `msgspec.convert(…,
-    strict=False)` reads back; NumPy's scalars become Python's. Surrogates, from names that are not UTF-8, become
-    backslash escapes, because JSON cannot hold them.
+    strict=False)` reads back; NumPy's scalars become Python's. Unset members are omitted. Surrogates, from names that
+    are not UTF-8, become backslash escapes, because JSON cannot hold them.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
@@ -29,7 +29,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         tag = value.__struct_config__.tag
         of_type = {} if tag is None else {str(value.__struct_config__.tag_field): tag}
-        return of_type | {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+        members = {name: getattr(value, name) for name in value.__struct_fields__}
+        return of_type | {name: plain(member) for name, member in members.items() if member is not msgspec.UNSET}
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if hasattr(value, "item"):

@@ -13,14 +13,23 @@ from gguf_verify import Shape, kernel
 from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q4_k import Q4_K
+from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.kernels.domain import Domain, Extent
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
-from gguf_verify.rungs.field_classes import classes, every_class, numbers_of, values_of_classes
+from gguf_verify.rungs.field_classes import (
+    classes,
+    elements_of_classes,
+    every_class,
+    numbers_of,
+    numbers_of_classes,
+    values_of_classes,
+)
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.rungs.plan import BLOCK_CLASSES, CLASS_ROWS, VALUE_CLASSES, plan
+from gguf_verify.rungs.plan import BLOCK_CLASSES, CLASS_ROWS, ELEMENT_CLASSES, VALUE_CLASSES, plan
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.verification import verify
 from tests.rungs.rungs.test_envelope import ONE, product
@@ -87,6 +96,44 @@ def test_activations_reach_the_classes_of_scale_and_sum() -> None:
     assert ((d == 0) & (s & 0x7FFF != 0)).any()
 
 
+def test_numbers_that_are_not_encoded_are_at_each_class() -> None:
+    """Throughout a token, and beside zeros only, of either sign; a type of weights with its own digits."""
+    x = numbers_of_classes(64)
+    assert len(x) == VALUE_CLASSES == ELEMENT_CLASSES
+    halves = x.astype(np.float16)
+    assert (halves == x).all()
+    signed = HALVES | {bits | 0x8000 for bits in HALVES}
+    bits = halves.view(np.uint16)
+    throughout = {int(row[0]) for row in bits if (row == row[0]).all()}
+    beside = {int(row.max()) for row in bits if np.count_nonzero(row) == 1}
+    assert (throughout, beside) == (signed, signed - {0, 0x8000})
+    powers = np.unique(np.abs(x[np.isin(np.abs(x), np.ldexp(1.0, np.arange(-14, 16)))]))
+    assert len(powers) == 30
+    assert [p.n for p in plan(Domain(), 32, False, 0) if p.blocks == "each class of each field"] == [ELEMENT_CLASSES]
+    for fmt in ELEMENTS.values():
+        rows = elements_of_classes(fmt, 64)
+        assert np.array_equal(fmt.decode(rows).view(np.uint32), fmt.round(x).view(np.uint32))
+
+
+ENCODINGS = {takes.name: takes for takes in (s.activations for s in SEMANTICS.values()) if takes is not None}
+
+
+@pytest.mark.parametrize("takes", ENCODINGS.values(), ids=ENCODINGS.keys())
+def test_each_encoding_of_activations_is_at_each_class(takes: BlockFormat) -> None:
+    """Its codes and its scales; and integer sums are those of the codes."""
+    made = every_class(takes, np.full((1, takes.block_bytes), 0x11, np.uint8))
+    assert len(made) <= BLOCK_CLASSES
+    codes = takes.codes(made).astype(int)
+    assert {int(row[0]) for row in codes if (row == row[0]).all()} == set(range(-128, 128))
+    view = takes.view(made)
+    for field in takes.fields:
+        if field.dtype in ("<f2", "<f4"):
+            found = np.unique(np.abs(np.asarray(view[field.name], np.float32)))
+            assert set(np.array(sorted(HALVES), np.uint16).view(np.float16).astype(np.float32)) <= {*found}
+        if field.dtype == "<i2":
+            assert (view[field.name] == codes.reshape(len(codes), field.count, -1).sum(axis=-1)).all()
+
+
 def test_few_tokens_at_a_time() -> None:
     probes = [p for p in plan(Domain(m=Extent(1, 1)), 32, True, 0) if p.values == "classes of encoded fields"]
     assert 1 < len(probes) < BLOCK_CLASSES
@@ -119,9 +166,9 @@ def nothing(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]
     pass
 
 
-def verified(gemm: Callable[[Any, Any, Shape], Any]) -> Report:
+def verified(gemm: Callable[[Any, Any, Shape], Any], semantics: str = "q8_1") -> Report:
     options = Options(prompt="Once", tensor=ONE, n_predict=1, threads=2, progress=False, probes="brief")
-    tried = kernel(formats=["Q4_0"], semantics="q8_1")(gemm)
+    tried = kernel(formats=["Q4_0"], semantics=semantics)(gemm)
     return verify(FIXTURES / "tiny-Q4_0.gguf", tried, "cpu", ["layers"], options)
 
 
@@ -136,6 +183,48 @@ def test_a_kernel_that_is_wrong_in_one_class(wrong: Wrong) -> None:
     report = verified(gemm)
     assert report.exit_code == (0 if wrong is nothing else 1)
     assert set(report.culprits) == (set() if wrong is nothing else {"kernel"})
+
+
+def of_numbers(name: str) -> Callable[[Any, Any, Shape], Any]:
+    """A kernel of float32 activations: correct, or incorrect if an activation has a class."""
+
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        w, x = Q4_0.decode(np.asarray(weights).reshape(shape.n, -1, Q4_0.block_bytes)), np.asarray(activations)
+        y = x @ w.reshape(shape.n, -1).T
+        y[(x == {"largest": 65504, "least": 2.0**-24}.get(name, np.nan)).any(axis=1)] *= np.float32(0.99)
+        return y
+
+    return gemm
+
+
+def of_bytes(name: str) -> Callable[[Any, Any, Shape], Any]:
+    """A kernel of Q8_0 activations: correct, or incorrect if a scale is negative or subnormal."""
+
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        w = Q4_0.decode(np.asarray(weights).reshape(shape.n, -1, Q4_0.block_bytes)).reshape(shape.n, -1)
+        blocks = np.array(activations).reshape(shape.m, -1, Q8_0.block_bytes)
+        d = Q8_0.view(blocks)["d"]
+        if name != "correct":
+            d[d < 0 if name == "negative" else np.abs(d) < 2.0**-14] = 0
+        x = Q8_0.decode(blocks).reshape(shape.m, -1)
+        return (x.astype(np.float64) @ w.T).astype(np.float32)  # codes are summed without rounding
+
+    return gemm
+
+
+@pytest.mark.parametrize(
+    ("gemm", "semantics", "correct"),
+    [
+        (of_numbers("correct"), "f32", True), (of_numbers("largest"), "f32", False),
+        (of_numbers("least"), "f32", False), (of_bytes("correct"), "q8_0_cpu", True),
+        (of_bytes("negative"), "q8_0_cpu", False), (of_bytes("subnormal"), "q8_0_cpu", False),
+    ],
+    ids=["numbers", "numbers-largest", "numbers-least", "bytes", "bytes-negative", "bytes-subnormal"],
+)  # fmt: skip
+def test_kernels_of_other_activations(gemm: Callable[[Any, Any, Shape], Any], semantics: str, correct: bool) -> None:
+    report = verified(gemm, semantics)
+    assert report.exit_code == (0 if correct else 1), report.failures
+    assert set(report.culprits) == (set() if correct else {"kernel"})
 
 
 def test_a_kernel_that_keeps_the_first_matrix_of_a_shape() -> None:

@@ -7,7 +7,8 @@
     transposed = true                  the first dimension changes fastest: blocks of activations lie as [K/32][M],
                                        outputs as [N][M]
     tail = 512                         zero bytes behind the last value that may be read
-    alignment = 64                     alignment of its address in bytes; 16 if not declared
+    alignment = 64                     alignment of its address in bytes; if not declared, 16, and that of its elements
+                                       is tried
 
     [operands.output]
     accumulate = true                  the product is added to the content of the output
@@ -54,6 +55,8 @@ _OF_FURTHER: dict[str, type] = {"tail": Expression, "alignment": int}
 #: Valid values of `alignment`: from that of a byte up to that of CUDA's allocations.
 _ALIGNMENTS = tuple(1 << i for i in range(9))
 _MOST_BYTES, _MOST_NUMBERS = 1 << 40, 1 << 10
+#: Bytes of the largest field of blocks.
+_WORD = 4
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,13 @@ class Unit:
     @property
     def nbytes(self) -> int:
         return dtype_of(self.dtype).itemsize * self.count
+
+    @property
+    def alignment(self) -> int:
+        """The alignment in bytes that an element needs: of a number, its size. Blocks lie behind each other, and have
+        no fields of more than 4 bytes: 4, or less where their size is not a multiple of it (2 for the 18 bytes of
+        Q4_0)."""
+        return dtype_of(self.dtype).itemsize if self.values == 1 else math.gcd(self.nbytes, _WORD)
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class Layout:
     transposed: bool = False
     tail: Expression | None = None
     accumulate: bool = False
-    alignment: int = ALIGNMENT
+    alignment: int | None = None
 
     def operand(self, name: str, role: Role, unit: Unit, rows: int, values: int, names: Mapping[str, int]) -> Operand:
         """Return the operand of a matrix [rows, values].
@@ -129,7 +139,7 @@ class Layout:
         itemsize = dtype_of(unit.dtype).itemsize
         strides = None if step == inner else (step * unit.nbytes, itemsize)
         shape = outer, inner * unit.count
-        return Operand(name, role, unit.dtype, shape, strides=strides, tail=tail, alignment=self.alignment)
+        return Operand(name, role, unit.dtype, shape, strides=strides, tail=tail, alignment=self.alignment or ALIGNMENT)
 
     def _of(self, key: str, least: int, unit: Unit, default: int, names: Mapping[str, int]) -> int:
         expression: Expression | None = getattr(self, key)
@@ -182,7 +192,7 @@ class Further:
     """The memory layout of an operand of a fused operation, or of a list of experts."""
 
     tail: Expression | None = None
-    alignment: int = ALIGNMENT
+    alignment: int | None = None
 
     def operand(self, name: str, array: npt.NDArray[Any], names: Mapping[str, int]) -> tuple[Operand, Bytes]:
         """Return the operand and its content. An array of uint16 holds bfloat16. Raises KernelFault."""
@@ -191,7 +201,7 @@ class Further:
             raise KernelFault(f"the declared tail of {name} takes {tail:,} bytes")
         dtype = "bfloat16" if array.dtype == np.uint16 else str(array.dtype)
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        operand = Operand(name, "input", dtype, array.shape, tail=tail, alignment=self.alignment)
+        operand = Operand(name, "input", dtype, array.shape, tail=tail, alignment=self.alignment or ALIGNMENT)
         return operand, np.concatenate([content, np.zeros(tail, np.uint8)]) if tail else content
 
 
@@ -202,20 +212,23 @@ class Own:
     scratch: Expression | None = None
     zeroed: bool = False
     constant: tuple[Number, ...] = ()
-    alignment: int = ALIGNMENT
+    alignment: int | None = None
 
     def operand(self, name: str, names: Mapping[str, int]) -> tuple[Operand, Bytes | None]:
         """Return the operand, and its content if it has one. Raises KernelFault."""
         if self.constant:
             kind = self.constant[0].kind
             values = np.array([number.plain(names)[1] for number in self.constant], kind)
-            return Operand(name, "input", kind, values.shape, alignment=self.alignment), values.view(np.uint8)
+            return Operand(name, "input", kind, values.shape, alignment=self.alignment or ALIGNMENT), values.view(
+                np.uint8
+            )
         assert self.scratch is not None
         nbytes = self.scratch.value(names)
         if not 0 <= nbytes <= _MOST_BYTES:
             raise KernelFault(f"{name} takes {nbytes:,} bytes: {self.scratch.source}")
         content = np.zeros(nbytes, np.uint8) if self.zeroed else None
-        return Operand(name, "scratch", "uint8", (nbytes,), filled=self.zeroed, alignment=self.alignment), content
+        alignment = self.alignment or ALIGNMENT
+        return Operand(name, "scratch", "uint8", (nbytes,), filled=self.zeroed, alignment=alignment), content
 
 
 @dataclass(frozen=True)
@@ -230,11 +243,16 @@ class Layouts:
         """Return the layout of a matrix."""
         return self.matrices.get(name, Layout())
 
+    def declares_alignment(self, name: str) -> bool:
+        """Return whether the alignment of an operand is declared."""
+        table = self.matrices.get(name) or self.own.get(name) or self.further.get(name)
+        return table is not None and table.alignment is not None
+
     @property
     def plain(self) -> bool:
         """Whether all operands have the default layout."""
         plain = Layout()
-        return not self.own and all(replace(of, alignment=ALIGNMENT) == plain for of in self.matrices.values())
+        return not self.own and all(replace(of, alignment=None) == plain for of in self.matrices.values())
 
 
 def layouts_of(said: object) -> Layouts:

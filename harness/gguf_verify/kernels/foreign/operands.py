@@ -1,18 +1,18 @@
 """Operands of a call, in memory that the verifier shares with the kernel's process.
 A memory file has a fixed size: neither process can shrink it. Each operand has its own pages and lies between guards of
-`GUARD_BYTES`; the kernel's process maps it between pages without access rights. A kernel may assume that each operand
-is aligned to `ALIGNMENT`, or to the alignment in its declaration, and nothing more: the address varies beyond that
-between calls (`laid_out`).
+`GUARD_BYTES`; the kernel's process maps it between pages without access rights. The address of an operand is a multiple
+of its alignment, and varies beyond that between calls (`laid_out`). Where the declaration has no alignment, it is
+`ALIGNMENT`, and less at the places "unaligned" and "mixed".
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import itertools
 import math
 import mmap
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,8 +33,9 @@ _GUARD_FILL, _INPUT_GUARD_FILL = 0xA5, 0xFF
 #: first is NaN in every type, so that it shows even if it is multiplied by zero.
 _OTHER_FILLS = (0xFF, 0x52)
 #: Where an operand lies: less than its alignment before a page without access rights ("behind" it), directly after one
-#: ("before" it), or apart from both, with its guards between.
-Wall = Literal["behind", "before", "apart"]
+#: ("before" it), or apart from both, with its guards between. Those whose `Operand.least` is smaller than their
+#: alignment lie apart at no multiple of it if "unaligned"; if "mixed", each does so in three of four calls.
+Wall = Literal["behind", "before", "apart", "unaligned", "mixed"]
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -58,6 +59,7 @@ class Operand:
         tail: bytes behind the last element that belong to it.
         filled: whether an output or scratch memory has a content before the call that the kernel may read.
         alignment: its alignment in bytes.
+        least: the alignment of its address at the places "unaligned" and "mixed"; None: `alignment`.
         wall: where it lies relative to pages without access rights.
     """
 
@@ -71,6 +73,7 @@ class Operand:
     tail: int = 0
     filled: bool = False
     alignment: int = ALIGNMENT
+    least: int | None = None
     wall: Wall = "apart"
 
     @property
@@ -160,15 +163,24 @@ def _begins(operand: Operand, wall: Wall, key: int) -> int:
     """Return the offset of an operand in its page.
 
     Apart from walls and directly after one, the lowest bit that the alignment leaves open is set. Apart from walls,
-    further bits vary with the operand and the key.
+    further bits vary with the operand and the key; also the lower bits of an unaligned address, at least one of which
+    is set.
     """
     unit = operand.alignment
     before_wall = -operand.nbytes // unit * unit % mmap.PAGESIZE
-    if wall != "apart":
+    if wall in ("behind", "before"):
         return before_wall if wall == "behind" else 0
     steps = mmap.PAGESIZE // (2 * unit)
-    drawn = zlib.crc32(f"{operand.name} {operand.nbytes} {key}".encode()) % steps
-    return 2 * unit * drawn + (unit - before_wall) % (2 * unit)
+    # not a CRC, whose bits of two names differ by the same ones for each key
+    digest = hashlib.blake2b(f"{operand.name} {operand.nbytes} {key}".encode(), digest_size=4).digest()
+    drawn, how, multiple = int.from_bytes(digest[:2], "little"), digest[2], digest[3]
+    at = 2 * unit * (drawn % steps) + (unit - before_wall) % (2 * unit)
+    least = unit if operand.least is None else operand.least
+    halves = unit // least // 2
+    if wall == "apart" or not halves or (wall == "mixed" and how % 4 == 0):
+        return at
+    even = halves > 1 and how // 4 % 4 == 0  # seldom: what needs more is found by odd multiples
+    return at + least * (2 * (1 + multiple % (halves - 1)) if even else 1 + 2 * (multiple % halves))
 
 
 _numbers = itertools.count(1)

@@ -41,7 +41,7 @@ from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst
 from ..interface import Kernel, Weights
 from ..launches import Launched, Lies, Needs, SparseCall, SparseProduct, needed
 from ..operands import fitting, whole_blocks, whole_rows
-from ..routing import Routing
+from ..routing import LISTS, Routing
 from ..shipped import element_kernel
 from .api import TASKS
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
@@ -103,6 +103,8 @@ class ForeignKernel(Kernel):
         #: process would not be trusted.
         self._may_add_floats = compiled is not None and compiled.source.adds_floats
         self._schedule: Schedule | None = None
+        #: Where its operands lie in the first run of a call.
+        self._apart: Wall = "apart"
         #: Whether fused operations get neutral operands, with which the kernel computes the product alone.
         self._neutral = False
         self._oracle: ForeignOracle | None = None
@@ -251,6 +253,18 @@ class ForeignKernel(Kernel):
         scheduled = copy.copy(self)  # shares the process
         scheduled._schedule = schedule
         return scheduled
+
+    def alignments(self, fmt: WeightFormat) -> Mapping[str, int]:
+        if not self.covers(fmt) or not isinstance(fmt, BlockFormat):
+            return {}
+        lists = () if self.takes_experts is None else tuple(name for name in self._names if name in LISTS)
+        return self.operands.alignments(fmt, self._epilogue, lists)
+
+    def placed(self, least: Mapping[str, int], mixed: bool = False) -> ForeignKernel:
+        placed = copy.copy(self)  # shares the process
+        placed._apart = ("mixed" if mixed else "unaligned") if least else "apart"
+        placed.operands = self.operands.placed(least)
+        return placed
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
         return None if self.declares is None else self.declares.launched(self.operands.names(fmt, m, n, k))
@@ -591,7 +605,9 @@ class ForeignKernel(Kernel):
     def walls(self) -> tuple[Wall, ...]:
         """Where its operands lie in the runs of a call."""
         if self._schedule is None:
-            return ORDINARY
+            return self._apart, *ORDINARY[1:]
+        if self._apart != "apart":
+            return (self._apart,)
         return ("before",) if self._schedule.wall_before else ("behind",)
 
     def beside(self, who: str) -> Products:

@@ -101,6 +101,8 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
         yield "" if i else "holds also", _whole(e)
         if e.values:
             yield "", f"{e.type}: values: {', '.join(e.values)}"
+        if e.addresses:
+            yield "", f"{e.type}, operands {e.addresses}"
         if e.indices:
             yield "", f"{e.type}, large products in part: {'; '.join(e.indices)}"
         if e.grids:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from ....checks import ALONE
@@ -37,7 +38,8 @@ from ...judging import Output, judge_output
 from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
-from ...schedules import BRIEF
+from ...schedules import BRIEF, inputs
+from .alignment import Addresses, is_checked, spread
 from .compared import compared_probes
 from .findings import HugeFound, named_fault
 from .huge import HugeProbes
@@ -102,6 +104,7 @@ class TypeProbes:
         size = fmt.unit // fmt.block_size * fmt.block_bytes
         self._units = rows[:, : rows.shape[1] // size * size].reshape(-1, size)
         self._inputs = ProbeInputs(fmt, self._semantics, self._units, like, run.options.seed, self._exact)
+        self._addresses = Addresses(run, result, tensor, fmt, explanations)
         self.found = _Found()
         #: Dimension → the largest size at which CUDA makes the kernel's launches, where a call passed it.
         self._limits: dict[str, int] = {}
@@ -118,6 +121,9 @@ class TypeProbes:
         if len(self._units):
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
             probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
+            if tested and (only is None or only.kind == "probe"):
+                self._find_addresses(probes, len(probes) + 1)
+                run = self._run
             for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
@@ -151,7 +157,8 @@ class TypeProbes:
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
                 tokens=in_words(tokens | {0} if no_tokens else tokens), rows=in_words(rows), columns=in_words(columns),
-                values=tuple(sorted(found.values)), indices=tuple(large.indices), grids=tuple(large.grids),
+                alignments=dict(self._addresses.least) or UNSET, values=tuple(sorted(found.values)),
+                indices=tuple(large.indices), grids=tuple(large.grids),
                 not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
@@ -163,16 +170,16 @@ class TypeProbes:
 
     def _compared(self, planned: list[Probe]) -> HugeFound:
         """Run and judge the kernel at the shapes and with the data that its code compares with, whose numbers follow
-        those of the plan and of the matrices in turn; return the findings of those of which only some thread blocks
-        ran."""
+        those of the plan, of the matrices in turn and of alignments; return the findings of those of which only some
+        thread blocks ran."""
         run, fmt, only = self._run, self._fmt, self._only
         kernel = run.kernel.of(fmt, 1, 1, fmt.unit)
-        replayed = only is not None and only.kind == "probe" and only.number > len(planned)
+        replayed = only is not None and only.kind == "probe" and only.number > len(planned) + 1
         huge = self._huge()
         if not kernel.compares or self._is_wrong or not (only is None or replayed):
             return huge.found
         found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens})
-        for number, (probe, needs) in enumerate(found.probes, len(planned) + 1):
+        for number, (probe, needs) in enumerate(found.probes, len(planned) + 2):
             if only is None or only.number == number:
                 if self._is_wrong or run.budget.spent:
                     break
@@ -239,11 +246,31 @@ class TypeProbes:
             self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations, self._origin
         )  # fmt: skip
 
+    def _find_addresses(self, planned: list[Probe], number: int) -> None:
+        """Find the addresses at which later calls have their operands."""
+        run, fmt, only = self._run, self._fmt, self._only
+        if not run.kernel.of(fmt, 1, 1, fmt.unit).alignments(fmt):
+            return
+        given = list(inputs(fmt, self._units, self._like, run.options.seed))
+        for m, n, k in spread((m, p.n, p.k) for p in planned for m in p.tokens) if is_checked(run, fmt) else ():
+            rows = self._inputs.weights(probe := Probe((m,), n, k))
+            given.append((rows, self._inputs.values(probe, rows)))
+        given = [(rows, representable(self._semantics, fmt, rows, x)) for rows, x in given]
+        this = replace(self._origin, number=number) if only is None or only.number == number else None
+        why_not = self._addresses.find(given, this)
+        self._run = self._addresses.run
+        if why_not is not None:
+            self.found.not_covered.append(("operands at other addresses", why_not))
+        if this is not None and self._addresses.least:
+            self._result.did("alignment", len(given))
+        if only is not None and this is not None:
+            self._result.count(ALONE)
+
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
     def _probe(self, probe: Probe, number: int) -> None:
         takes, of_codes = self._semantics.activations, probe.values in ENCODED
-        if of_codes and takes is not Q8_1:
+        if of_codes and (takes is None or (probe.values == "codes of -128" and takes is not Q8_1)):
             return
         of_codes |= bool(probe.data) and takes is not None
         rows = self._inputs.weights(probe)
@@ -268,7 +295,13 @@ class TypeProbes:
                 continue
             call = replace(self._origin, number=number, m=m, n=probe.n, k=probe.k)
             try:
-                self._call(probe, call, m, rows, x, encoded, uploaded, products)
+                try:
+                    self._call(probe, call, m, rows, x, encoded, uploaded, products)
+                except KernelFault as error:
+                    if isinstance(error, NotRun) or not self._raise_alignment(rows, x[:m], call):
+                        raise
+                    uploaded.clear()
+                    self._call(probe, call, m, rows, x, encoded, uploaded, products)
             except KernelFault as error:
                 if self._is_limit(probe, m):
                     continue
@@ -287,6 +320,12 @@ class TypeProbes:
                 self._explanations.add_fault(error, tried, Place(who, name, printable(name, 64), call))
                 if error.culprit != "kernel" or self.found.faults >= _MOST_WRONG:
                     return
+
+    def _raise_alignment(self, rows: Bytes, x: Floats, call: Call) -> bool:
+        """Whether a call failed only because the kernel needs larger alignments, which later calls get."""
+        raised = bool(self._addresses.least) and self._addresses.raise_for(rows, x, call)
+        self._run = self._addresses.run
+        return raised
 
     def _is_limit(self, probe: Probe, m: int) -> bool:
         """Whether CUDA refuses the launches of a call only because of its sizes, which is recorded."""
@@ -334,6 +373,8 @@ class TypeProbes:
             made_by = KernelCall(kernel, fmt, rows, m, as_bytes, weights)
             place = self._judge(probe, this, made_by, y, encoded, products[kernel.order])
             right.append(place is None)
+            if place is not None and not as_bytes and self._raise_alignment(rows, x[:m], this):
+                continue
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
                     WrongCall(

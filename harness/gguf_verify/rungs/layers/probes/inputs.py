@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ....formats.block import BlockFormat
+from ....formats.q8_1 import Q8_1
 from ....formats.tensor_types import WeightFormat
 from ....semantics.definition import Semantics
 from ....semantics.order import Order
 from ....semantics.sums import Product
 from ....support.arrays import get
-from ...field_classes import every_class, values_of_classes
+from ...field_classes import elements_of_classes, every_class, numbers_of_classes, values_of_classes
 from ...generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes, with_least_codes
 from ...plan import Probe
 
@@ -60,7 +61,9 @@ class ProbeInputs:
             between = np.stack([made, np.resize(others, made.shape)], axis=1)
             return np.resize(between, (probe.n, made.shape[1]))
         if probe.blocks == "each class of each field":
-            assert isinstance(fmt, BlockFormat)
+            if not isinstance(fmt, BlockFormat):
+                elements = elements_of_classes(fmt, probe.k)
+                return np.resize(elements, (probe.n, elements.shape[1]))
             own = np.resize(self._units, (probe.n, fmt.block_bytes))
             blocks = np.resize(every_class(fmt, own), own.shape)
             held = self._held(blocks, probe)
@@ -90,7 +93,7 @@ class ProbeInputs:
             values = special(k, self._like, 1e2 if semantics.sums_in_halves(fmt) else 1e4 if few else 1e6)
             return np.resize(values[self._finite(rows, semantics.bytes_of(values))], (m, k))
         if probe.values == "classes of scales and sums":
-            values = values_of_classes(k)
+            values = values_of_classes(k) if self._semantics.activations is not None else numbers_of_classes(k)
             values = values[self._finite(rows, self._semantics.bytes_of(values))]
             return np.resize(np.roll(values, -probe.first, axis=0), (m, k))
         values = drawn((m, k), self._like, self._seed)
@@ -112,7 +115,10 @@ class ProbeInputs:
         if probe.data:
             made = self._with_data(probe, ordinary[:1])
         else:
-            made = np.tile(every_class(fmt, ordinary[:, : fmt.block_bytes]), (1, ordinary.shape[1] // fmt.block_bytes))
+            made = every_class(fmt, ordinary[:, : fmt.block_bytes])
+            if fmt is not Q8_1:  # CPUs multiply such codes by instructions for a sign, for which -128 has no negative
+                made = made[(fmt.codes(made) > -128).all(axis=1)]
+            made = np.tile(made, (1, ordinary.shape[1] // fmt.block_bytes))
         made = made[self._finite(rows, made)]
         return np.resize(np.roll(made, -probe.first, axis=0), ordinary.shape)
 
