@@ -236,10 +236,10 @@ struct Launch {
     void** args;
 
     template <size_t... I>
-    __attribute__((no_sanitize("thread"))) void call(std::index_sequence<I...>) const {
+    __attribute__((no_sanitize("thread"), no_profile_instrument_function)) void call(std::index_sequence<I...>) const {
         kernel(*(std::remove_reference_t<Args>*)args[I]...);
     }
-    __attribute__((no_sanitize("thread"))) static void body(const void* launch) {
+    __attribute__((no_sanitize("thread"), no_profile_instrument_function)) static void body(const void* launch) {
         ((const Launch*)launch)->call(std::index_sequence_for<Args...>{});
     }
 };

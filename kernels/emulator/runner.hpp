@@ -72,38 +72,40 @@ inline Library library_of(void (*inside)()) {
 // ---- context switch ------------------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
-// Saves what the System V ABI preserves across a call, stores the stack pointer in *from, continues at `to`.
-extern "C" void cuda_on_cpu_switch(void** from, void* to);
-asm(R"(
-.text
-.weak cuda_on_cpu_switch
-.type cuda_on_cpu_switch, @function
-cuda_on_cpu_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size cuda_on_cpu_switch, .-cuda_on_cpu_switch
-)");
-
-inline void* first_frame(char* top, void (*entry)()) {
-    void** sp = (void**)((uintptr_t)top & ~(uintptr_t)15);
-    *--sp = nullptr;         // entry never returns; keeps the stack aligned as after a call
-    *--sp = (void*)entry;    // popped by ret
-    for (int i = 0; i < 6; ++i) *--sp = nullptr;
-    return sp;
+#if defined(__AVX512F__)
+#define CUDA_ON_CPU_AVX512                                                                                             \
+    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",      \
+        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#else
+#define CUDA_ON_CPU_AVX512
+#endif
+// Stores the stack pointer in *from and continues at `to`; or with a function that does not return, on the stack that
+// ends there. The compiler saves the registers that are in use, except rbp; the 128 bytes below the stack pointer may
+// hold variables. A jump instead of a return: calls and returns stay paired for the processor, which predicts them.
+inline __attribute__((always_inline)) void switch_stacks(void** from, void* to, void (*begin)()) {
+    asm volatile(R"(
+        leaq -128(%%rsp), %%rsp
+        pushq %%rbp
+        leaq 1f(%%rip), %%rcx
+        pushq %%rcx
+        movq %%rsp, (%%rdi)
+        movq %%rsi, %%rsp
+        testq %%rax, %%rax
+        jnz 2f
+        popq %%rcx
+        jmp *%%rcx
+     2: call *%%rax
+        ud2
+     1: popq %%rbp
+        leaq 128(%%rsp), %%rsp
+     3:)"
+                 : "+D"(from), "+S"(to), "+a"(begin)
+                 :
+                 : "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0",
+                   "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12",
+                   "xmm13", "xmm14", "xmm15" CUDA_ON_CPU_AVX512);
 }
+#undef CUDA_ON_CPU_AVX512
 #endif
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -115,23 +117,26 @@ extern "C" void __asan_unpoison_memory_region(const volatile void* at, size_t si
 struct Context {
 #if defined(__x86_64__)
     void* sp = nullptr;
+    void (*entry)() = nullptr;  // until it has begun
 #else
     ucontext_t context;
 #endif
+#if defined(__SANITIZE_ADDRESS__)
     void* fake_stack = nullptr;
     const void* bottom = nullptr;
     size_t size = 0;
+#endif
 
     void prepare(char* stack, size_t stack_size, void (*entry)()) {
+#if defined(__SANITIZE_ADDRESS__)
         bottom = stack;
         size = stack_size;
         fake_stack = nullptr;
-#if defined(__SANITIZE_ADDRESS__)
         // Frames that never returned may have left their poisoned redzones there.
         __asan_unpoison_memory_region(stack, stack_size);
 #endif
 #if defined(__x86_64__)
-        sp = first_frame(stack + stack_size, entry);
+        sp = (void*)((uintptr_t)(stack + stack_size) & ~(uintptr_t)15), this->entry = entry;
 #else
         getcontext(&context);
         context.uc_stack.ss_sp = stack;
@@ -141,12 +146,14 @@ struct Context {
 #endif
     }
 
-    void switch_to(Context& next) {
+    __attribute__((always_inline)) void switch_to(Context& next) {
 #if defined(__SANITIZE_ADDRESS__)
         __sanitizer_start_switch_fiber(&fake_stack, next.bottom, next.size);
 #endif
 #if defined(__x86_64__)
-        cuda_on_cpu_switch(&sp, next.sp);
+        void (*const entry)() = next.entry;
+        next.entry = nullptr;
+        switch_stacks(&sp, next.sp, entry);
 #else
         swapcontext(&context, &next.context);
 #endif
@@ -224,6 +231,7 @@ struct Group : Barrier {
     // Two sets of slots: a lane may already write its next value while others still read this one's. The last slot says
     // which lanes have passed one; the slots of the others hold the schedule's fill.
     uint64_t slots[2][33];
+    bool full = false;  // all 32 lanes pass values, so that each slot is overwritten
 #if defined(CUDA_ON_CPU_CHECKS)
     Way way = SYNC;  // what the first lane executes, and where
     uint32_t thread = 0, at = 0;
@@ -234,8 +242,10 @@ struct Asked : Barrier {
     uint32_t lanes = 0, found = 0;
     void answer() { found = lanes, lanes = 0, ++generation; }
 };
+struct Fiber;
 struct Warp : Group {
     uint32_t lanes = 0, exited = 0;  // present at its start, and exited since; one bit each
+    Fiber* first = nullptr;          // the one that began first
 };
 
 // A copy that is not done yet.
@@ -257,18 +267,16 @@ struct Copy {
     void take() { taken.assign((const uint8_t*)from, (const uint8_t*)from + (bytes - zeros)); }
 };
 
-struct Fiber {
+struct alignas(64) Fiber {
     Context context;
-    char* stack = nullptr;
     const Barrier* waits_for = nullptr;
     unsigned generation = 0;
-    uint64_t thread = 0;
-    Warp* warp = nullptr;
-    uint32_t lane = 0;
     Dim3 index;  // threadIdx
-    size_t number = 0;  // in the order in which the fibers of the block began
-    bool idle = true;
+    Warp* warp = nullptr;
+    uint64_t thread = 0;
+    Fiber* next = nullptr;  // the one that began after it
     uint64_t may_wait = 0;  // when it yielded after a strong operation that changed nothing, above all ranks
+    char* stack = nullptr;
     std::vector<Copy> copies;
     unsigned copy_groups = 0, product_groups = 0;
 };
@@ -343,7 +351,8 @@ class BlockRunner {
     void begin(uint64_t b) {
         number = b;
         blockIdx = gridDim.at(b);
-        threads_ = blockDim.count();
+        block_dim_ = blockDim, next_index_ = {0, 0, 0};
+        threads_ = block_dim_.count();
         next_ = finished_ = 0;
         block_ = Barrier{};
         block_.alive = (int)threads_;
@@ -352,6 +361,7 @@ class BlockRunner {
         for (uint64_t w = 0; w < warps_.size(); ++w) {
             warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
             warps_[w].lanes = ~0u >> (32 - warps_[w].alive);
+            warps_[w].full = warps_[w].alive == 32;
         }
         parts_.clear(), asked_.clear();
         used_ = 0;
@@ -376,21 +386,26 @@ class BlockRunner {
 
     void wait(Barrier& barrier) {
         Fiber* f = current_;
-        f->waits_for = &barrier;
-        f->generation = barrier.generation;
+        unsigned generation = barrier.generation;
         if (barrier.arrive()) {
             if (__builtin_expect(!seeded_, 1) || draw_.once_in(2)) return;
-            f->generation = barrier.generation - 1;  // it may resume, but others may do so first
+            generation = barrier.generation - 1;  // it may resume, but others may do so first
         }
+        f->waits_for = &barrier;
+        f->generation = generation;
         pause(f);
     }
 
     // Of those that have passed a value, any may resume first.
     const uint64_t* gather(Group& group, uint64_t value) {
         uint64_t* slots = group.slots[group.generation & 1];
-        if (!group.arrived) memset(slots, (int)request_.fill, sizeof *group.slots), slots[32] = 0;
-        slots[current_->lane] = value;
-        slots[32] |= 1ull << current_->lane;
+        const uint64_t lane = current_->thread % 32;
+        if (!group.arrived) {
+            if (__builtin_expect(!group.full, 0)) memset(slots, (int)request_.fill, sizeof *group.slots);
+            slots[32] = 0;
+        }
+        slots[lane] = value;
+        slots[32] |= 1ull << lane;
         wait(group);
         return slots;
     }
@@ -460,7 +475,7 @@ class BlockRunner {
     Warp& warp() { return *current_->warp; }
     // The products of the running thread's warp that are not computed yet; none if all are computed at once.
     std::vector<WarpProduct>* products() { return later_ ? &products_[current_->thread / 32] : nullptr; }
-    int lane() const { return (int)current_->lane; }
+    int lane() const { return (int)(current_->thread % 32); }
     Fiber& fiber() { return *current_; }
     uint64_t thread() const { return current_->thread; }
 
@@ -607,22 +622,23 @@ class BlockRunner {
         }
         return DONE;
     }
-    bool can_resume(const Fiber* f) const { return !f->idle && f->waits_for->generation != f->generation; }
+    bool can_resume(const Fiber* f) const { return f->waits_for->generation != f->generation; }
     uint64_t next_thread() const { return order_.empty() ? next_ : order_[next_]; }
 
-    // The running thread waits. In order, its successor in the warp resumes or begins without a detour.
+    // The running thread waits. In order, the next thread of its warp resumes or begins without a detour, and after the
+    // last one the first.
     void pause(Fiber* f) {
         Context& waiting = f->context;
 #if !defined(__SANITIZE_ADDRESS__)  // a fiber begins from main_, whose stack it notes
         if (!seeded_) {
-            Fiber* next = nullptr;
-            if (f->number + 1 < used_) {
-                Fiber* const after = fibers_[f->number + 1];
-                if (can_resume(after) && after->warp == f->warp) next = after;
-            } else if (next_ < threads_ && next_thread() / 32 == f->thread / 32) {
+            Fiber* next = f->next;
+            if (!next && next_ < threads_ && next_thread() / 32 == f->thread / 32) {
                 next = fresh();
+            } else {
+                if (!next || next->warp != f->warp) next = f->warp->first;
+                if (!can_resume(next) || next->warp != f->warp) next = nullptr;
             }
-            if (next) {
+            if (__builtin_expect(next != nullptr, 1)) {
                 current_ = next;
                 index_ = next->index;
                 return waiting.switch_to(next->context);
@@ -637,16 +653,7 @@ class BlockRunner {
     Outcome run_as_drawn() {
         while (finished_ < threads_) {
             if (!copies_.empty() && draw_.once_in(8)) complete_a_copy();
-            Fiber* best = nullptr;
-            uint64_t best_key = ~0ull;
-            if (next_ < threads_) best_key = ranked_ ? rank_[order_[next_]] : draw_.next() / (threads_ - next_);
-            for (size_t i = 0; i < used_; ++i) {
-                Fiber* f = fibers_[i];
-                if (!can_resume(f)) continue;
-                // those that may wait for others come after them, in turn, or some would never run
-                const uint64_t key = !ranked_ ? draw_.next() : f->may_wait ? f->may_wait : rank_[f->thread];
-                if (key < best_key) best = f, best_key = key;
-            }
+            Fiber* best = ranked_ ? first_ranked() : any_thread();
             if (!best && next_ < threads_) best = fresh();
             if (best) resume(best);
             else if (!complete_a_copy() && !answer()) return STUCK;
@@ -654,6 +661,33 @@ class BlockRunner {
             if (waits()) return WAITING;
         }
         return DONE;
+    }
+    // The one with the lowest rank of those that can resume; none if the next one to begin precedes them.
+    Fiber* first_ranked() {
+        Fiber* best = nullptr;
+        uint64_t best_key = next_ < threads_ ? rank_[order_[next_]] : ~0ull;
+        for (size_t i = 0; i < used_; ++i) {
+            Fiber* f = fibers_[i];
+            if (!can_resume(f)) continue;
+            // those that may wait for others come after them, in turn, or some would never run
+            const uint64_t key = f->may_wait ? f->may_wait : rank_[f->thread];
+            if (key < best_key) best = f, best_key = key;
+        }
+        return best;
+    }
+    // One of those that can resume or begin, each with the same probability; none if it is to begin.
+    Fiber* any_thread() {
+        constexpr int TRIES = 8;  // cheaper than a list while many can
+        for (int i = 0; i < TRIES && used_ + (threads_ - next_); ++i) {
+            const uint64_t which = draw_.below(used_ + (threads_ - next_));
+            if (which >= used_) return nullptr;
+            if (can_resume(fibers_[which])) return fibers_[which];
+        }
+        can_.clear();
+        for (size_t i = 0; i < used_; ++i)
+            if (can_resume(fibers_[i])) can_.push_back(fibers_[i]);
+        const uint64_t which = can_.empty() ? 0 : draw_.below(can_.size() + (threads_ - next_));
+        return which < can_.size() ? can_[which] : nullptr;
     }
     // Whether strong operations have changed nothing for so long that other blocks should run.
     bool waits() {
@@ -680,10 +714,10 @@ class BlockRunner {
             fibers_.push_back(f);
         }
         Fiber* f = fibers_[used_];
-        f->number = used_++;
+        f->next = nullptr;
+        if (used_++) fibers_[used_ - 2]->next = f;
         // stacks that begin at the same offset in a page would share a few cache lines
         f->context.prepare(f->stack, STACK_BYTES - used_ % 16 * 256, &BlockRunner::fiber_main);
-        f->idle = false;
         return f;
     }
 
@@ -698,16 +732,23 @@ class BlockRunner {
     void begin_thread(Fiber* f) {
         f->thread = next_thread();
         ++next_;
-        f->warp = &warps_[f->thread / 32], f->lane = (uint32_t)f->thread % 32;
-        index_ = f->index = blockDim.at(f->thread);
+        f->warp = &warps_[f->thread / 32];
+        if (!f->warp->first) f->warp->first = f;
+        index_ = f->index = order_.empty() ? next_index_ : block_dim_.at(f->thread);
+        if (++next_index_.x == block_dim_.x) {  // cheaper than divisions
+            next_index_.x = 0;
+            if (++next_index_.y == block_dim_.y) next_index_.y = 0, ++next_index_.z;
+        }
         if (!later_) return;
         f->copy_groups = f->product_groups = 0;
         f->copies.clear();
     }
 
-    void leave_warp(uint64_t thread) {
-        warps_[thread / 32].leave();
-        warps_[thread / 32].exited |= 1u << thread % 32;
+    void leave_warp(Warp& warp, uint64_t thread) {
+        if (warp.arrived) memset(&warp.slots[warp.generation & 1][thread % 32], (int)request_.fill, sizeof **warp.slots);
+        warp.full = false;
+        warp.leave();
+        warp.exited |= 1u << thread % 32;
         for (auto& [which, part] : parts_)
             if (which >> 32 == thread / 32 && which >> thread % 32 & 1) part.leave();
     }
@@ -727,9 +768,9 @@ class BlockRunner {
             ++self->finished_;
             self->changed = true;
             self->block_.leave();
-            self->leave_warp(f->thread);
+            self->leave_warp(*f->warp, f->thread);
         } while (self->next_ < self->threads_ && !self->seeded_);
-        f->idle = true;
+        f->waits_for = &self->never_, f->generation = 0;
         self->pause(f);
         abort();  // a finished fiber is never resumed
     }
@@ -739,6 +780,7 @@ class BlockRunner {
     const void* const argument_;
     const bool seeded_ = request_.order == SEEDED, later_ = request_.order != ASCENDING CHECKED(|| true);
     uint64_t threads_ = 0, next_ = 0, finished_ = 0;
+    Dim3 block_dim_, next_index_;  // the latter: of thread `next_`, in ascending order
     static constexpr unsigned IDLE = 256;
     unsigned atomics_ = 0, idle_ = 0;  // strong operations; those since the last one that changed something
     bool ranked_ = false;
@@ -748,12 +790,12 @@ class BlockRunner {
     Draw draw_;
     Outcome stopped_ = DONE;
     bool inside_ = false;
-    Barrier block_, named_[16];
+    Barrier block_, named_[16], never_;
     std::vector<Warp> warps_;
     std::map<uint64_t, Group> parts_;  // of warps, by the warp's number and their lanes
     std::map<std::pair<uint64_t, const void*>, Asked> asked_;
     unsigned counts_[2];
-    std::vector<Fiber*> fibers_;
+    std::vector<Fiber*> fibers_, can_;
     size_t used_ = 0;
     Fiber* current_ = nullptr;
     Dim3& index_ = threadIdx;  // of the operating-system thread that runs the block

@@ -184,6 +184,9 @@ class Kernel(Candidate):
     adds_floats = False
     #: `Host.unset` of its products.
     unset: tuple[str, ...] = ()
+    #: Whether `product` runs code of the kernel that `gemm` does not run, such as a quantizer. Otherwise, both make the
+    #: same call.
+    quantizes = True
     #: How its comparisons can be observed: see `compared`. None: they cannot.
     compares: Observation | None = None
     #: Integers in its code that may be compared with sizes, as far as `compared` has met the code.

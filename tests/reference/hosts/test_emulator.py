@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.memory import POISON
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support.errors import KernelFault
 from tests.support.short_kernels import Build, run, with_kernel
 from tests.support.tools import ROOT
@@ -131,6 +133,97 @@ def test_exited_threads_are_not_waited_for(build: Build) -> None:
         r = np.arange(keep) % 5
         got = run(host, kernel, 1, 200, np.empty(keep // 5, np.int32), np.int32(keep))
         np.testing.assert_array_equal(got, (r > 0).sum() * 1000 + (r > 3).sum())
+
+
+SCHEDULES = [None, Schedule(), Schedule("descending"), *(Schedule("seeded", seed) for seed in range(1, 7))]
+
+
+@pytest.fixture(params=SCHEDULES, ids=lambda schedule: "ordinary" if schedule is None else schedule.words)
+def scheduled(request: pytest.FixtureRequest) -> Host:
+    """The host under each kind of schedule; of six seeds, some have warps that precede others."""
+    return CpuHost(1) if request.param is None else CpuHost(1).scheduled(request.param)
+
+
+def test_lanes_that_exit_between_exchanges(build: Build, scheduled: Host) -> None:
+    """Each lane leaves before one of the exchanges, before or after others arrive there. Lanes that read it from then
+    on get the schedule's fill, and nothing from an earlier exchange."""
+    source = """void k(uint32_t* y, const uint32_t* x, int rounds) {
+        const int t = threadIdx.x, lane = t % 32, left = blockDim.x - (t - lane), n = left < 32 ? left : 32;
+        uint32_t v = x[t];
+        for (int r = 0; r < rounds && (lane == 5 || r != (7 * t + t / 32) % 11 + 3); ++r) {
+            const uint32_t got = __shfl_sync(~0u, v, (lane + 1 + r) % n);
+            v = 3 * v + got;
+            if (r == 2) __syncthreads();
+        }
+        y[t] = v;
+    }"""
+    threads, rounds = 100, 16
+    x = np.random.default_rng(0).integers(0, 2**32, threads).astype(np.uint32)
+    schedule = scheduled.schedule if isinstance(scheduled, CpuHost) else None
+    fill = np.uint32((schedule or Schedule()).fill * 0x01010101)
+    expected = x.copy()
+    for t in range(0, threads, 32):
+        v = expected[t : t + 32]
+        lane = np.arange(len(v))
+        leaves = np.where(lane == 5, rounds, (7 * (t + lane) + t // 32) % 11 + 3)
+        for r in range(rounds):
+            source_lane = (lane + 1 + r) % len(v)
+            got = np.where(leaves[source_lane] > r, v[source_lane], fill)
+            v[leaves > r] = (3 * v + got)[leaves > r]
+    got = run(scheduled, build(source, scheduled), 1, threads, x, x, np.int32(rounds))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_parts_of_a_warp_in_divergent_branches(build: Build, scheduled: Host) -> None:
+    """The branches exchange different numbers of values, by masks of their own; then all lanes meet again."""
+    source = """void k(uint32_t* y, const uint32_t* x, int rounds) {
+        __shared__ uint32_t s[96];
+        const int t = threadIdx.x, lane = t % 32;
+        uint32_t v = x[t];
+        if (lane % 3 == 0) {
+            const unsigned mask = 0x49249249;
+            for (int r = 0; r < rounds; ++r) v = 3 * v + __shfl_sync(mask, v, 3 * ((lane / 3 + r) % 11));
+        } else if (lane != 31) {
+            const unsigned mask = 0x36DB6DB6;
+            for (int r = 0; r < 2 * rounds; ++r) {
+                s[t] = v;
+                __syncwarp(mask);
+                v = 5 * v + s[t - lane + (lane % 3 == 1 ? lane + 1 : lane - 1)];
+                __syncwarp(mask);
+            }
+        }
+        y[t] = v + __shfl_xor_sync(~0u, v, 1) + __popc(__ballot_sync(~0u, v & 1));
+    }"""
+    threads, rounds = 96, 9
+    x = np.random.default_rng(1).integers(0, 2**32, threads).astype(np.uint32)
+    v = x.reshape(3, 32).copy()
+    for r in range(rounds):
+        v[:, ::3] = 3 * v[:, ::3] + v[:, 3 * ((np.arange(11) + r) % 11)]
+    pairs = v[:, 1:31].reshape(3, 10, 3)[:, :, :2]  # lanes 1 and 2, 4 and 5, …; 31 takes no part
+    for _ in range(2 * rounds):
+        pairs[:] = 5 * pairs + pairs[:, :, ::-1]
+    v[:, 1:31].reshape(3, 10, 3)[:, :, :2] = pairs
+    expected = v + v[:, np.arange(32) ^ 1] + (v & 1).sum(axis=1, dtype=np.uint32)[:, None]
+    got = run(scheduled, build(source, scheduled), 1, threads, x, x, np.int32(rounds))
+    np.testing.assert_array_equal(got, expected.reshape(-1))
+
+
+def test_an_exchange_that_one_lane_skips(build: Build, scheduled: Host) -> None:
+    """31 of 32 lanes wait for one that waits for its block."""
+    source = """void k(uint32_t* y, int skips) {
+        const int t = threadIdx.x;
+        uint32_t v = t;
+        if (t != skips) v += __shfl_xor_sync(~0u, v, 1);
+        __syncthreads();
+        y[t] = v;
+    }"""
+    kernel, out = build(source, scheduled), np.empty(64, np.uint32)
+    for skips in (0, 17, 31, 40):
+        error = in_time(lambda: run(scheduled, kernel, 1, 64, out, np.int32(skips)))  # noqa: B023
+        assert isinstance(error, KernelFault)
+        assert "barrier" in str(error)
+    t = np.arange(64, dtype=np.uint32)
+    np.testing.assert_array_equal(run(scheduled, kernel, 1, 64, out, np.int32(-1)), t + (t ^ 1))
 
 
 def test_blocks_and_grids_of_three_dimensions(build: Build) -> None:

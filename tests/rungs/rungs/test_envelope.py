@@ -15,6 +15,7 @@ from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent, domain_of
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
+from gguf_verify.rungs.layers.probes.turns import ORDER
 from gguf_verify.rungs.plan import in_words, plan
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
@@ -194,6 +195,16 @@ def test_every_probe_is_inside_the_domain(domain: Domain, unit: int, seed: int) 
     tokens = {m for probe in probes for m in probe.tokens}
     assert all(m in tokens for m in range(1, 65) if m in domain.m)
     assert {p.blocks for p in probes} == {"the model's", "any bits", "each class of each field"}
+
+
+def test_a_kernel_without_a_quantizer_gets_no_call_twice() -> None:
+    """Given values or their bytes, a foreign kernel gets the same operands."""
+    report = verified(right, "brief")
+    (layers,) = report.rungs
+    (envelope,) = layers.envelopes
+    assert layers.passed
+    planned = plan(Domain(), 32, True, report.environment.options.seed, brief=True)
+    assert envelope.calls == sum(len(probe.tokens) for probe in planned) + len(ORDER)
 
 
 def test_in_words() -> None:

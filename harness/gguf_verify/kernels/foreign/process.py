@@ -85,6 +85,8 @@ class ForeignKernel(Kernel):
     Raises UsageError if there is no such kernel or its declaration is incomplete; EnvironmentFault.
     """
 
+    quantizes = False
+
     def __init__(
         self,
         source: Source,

@@ -351,7 +351,7 @@ class TypeProbes:
             products[kernel.order] = list(self._exact(rows, encoded, kernel.order))
         weights = uploaded[kernel.layout]
         of_codes = probe.values in ENCODED or (bool(probe.data) and self._semantics.activations is not None)
-        given = [False] * (not of_codes) + [True] * (probe.whole or of_codes)
+        given = [False] * (not of_codes) + [True] * ((probe.whole and kernel.quantizes) or of_codes)
         if self._only is not None:
             given = [self._only.given]
             self._result.count(ALONE)
