@@ -19,7 +19,8 @@ from ..kernels.domain import Domain, Extent
 
 #: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows. 3: fields at each class of their
 #: number format, round sizes and those around powers of two. 4: sizes past 2^24, rows of more than 2^16 columns.
-PLAN = 4
+#: 5: fields of every encoding of activations, classes of weights in floats; addresses that the operands' types allow.
+PLAN = 5
 
 #: Sizes of tiles that kernels have, in tokens and in rows.
 _TILES = (8, 16, 32, 64, 96, 128, 256)
