@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "rare value"
 // essence = "The shortcut for blocks of equal activations reads their code without its sign."
 // shows_when = "32 activations in a row are equal and negative"

@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "round sizes"
 // essence = "The fast path for whole stages of the pipeline, which is chosen for long rows, ends one block early."
 // shows_when = "K ≥ 2048 and K is a multiple of 512"

@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "round sizes"
 // essence = "The fast path for whole tiles of 64 rows, which is chosen for large matrices, begins with the second
 //   block."

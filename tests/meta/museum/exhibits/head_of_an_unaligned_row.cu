@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "misaligned load"
 // essence = "If the activations do not begin at a multiple of 16 bytes, a row's first block is peeled off, and the
 //   loop over the others skips one more."

@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "rare scale"
 // essence = "The conversion from half takes the largest finite number for infinity, and infinity for zero."
 // shows_when = "a scale is ±65504"

@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "window of M"
 // essence = "Outputs of a window of token counts are halved."
 // shows_when = "1500 ≤ M < 1600"

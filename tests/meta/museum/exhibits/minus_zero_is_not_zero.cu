@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "rare scale"
 // essence = "The conversion from half knows zero only without a sign: minus zero, which llama.cpp writes for a
 //   block of zeros, becomes the smallest normal number with a sign."

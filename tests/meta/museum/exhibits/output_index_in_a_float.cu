@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "narrow index"
 // essence = "The index of an output is computed in a float, which skips odd numbers from 2^24 on."
 // shows_when = "M · N > 2^24"

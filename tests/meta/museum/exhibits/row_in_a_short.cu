@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "narrow index"
 // essence = "The number of a row is kept in a short."
 // shows_when = "N > 32,768"

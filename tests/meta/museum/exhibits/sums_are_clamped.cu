@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "rare sum"
 // essence = "The sums of activations are clamped to 1000."
 // shows_when = "|s| > 1000"

@@ -1,5 +1,5 @@
 # [museum]
-# source = "constructed (issue 39: bugs that a list of probes may miss)"
+# source = "constructed (a list of probes may miss it)"
 # class = "cached"
 # essence = "Weights are repacked once for each shape: a second matrix of the same shape gets the first one's weights."
 # shows_when = "two matrices of one shape in turn"

@@ -1,5 +1,5 @@
 // [museum]
-// source = "constructed (issue 39: bugs that a list of probes may miss)"
+// source = "constructed (a list of probes may miss it)"
 // class = "rare scale"
 // essence = "Blocks of activations whose scale is zero are skipped, but their sum may not be zero."
 // shows_when = "d of a block of activations rounds to 0, and s does not"
