@@ -176,6 +176,7 @@ def test_the_search_ends_where_nothing_can_be_solved() -> None:
 
     found(observe)
     assert len(calls) == len({*calls}) <= 500
+    assert found(code(lambda m, n, k: (m * 2.0**40, 2.0**90), lambda m, n, k: (m / 2**60, 0.5))) is not None
     assert found(lambda _: None) == set()
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from ....kernels.comparisons import Compared, Comparison, Operands
 from ....kernels.domain import Domain
 from ...plan import near
-from .forms import Form, Outcome, Steps, fitted, nearest, satisfying
+from .forms import Form, Outcome, Steps, fitted, is_whole, nearest, satisfying
 
 Shape = tuple[int, int, int]
 #: The comparisons of a call of a shape; None if it cannot be made.
@@ -324,7 +324,7 @@ class _Search:
         new = [(self.count(shape), signal.of(operands)) for shape, operands in islice(made.items(), known, None)]
         if (form is None and known < _ENOUGH) or (form is not None and not all(form(at) == value for at, value in new)):
             every = ((self.count(shape), signal.of(operands)) for shape, operands in made.items())
-            form = fitted([*every], self.steps) if signal.level % 1 == 0 else None
+            form = fitted([*every], self.steps) if is_whole(signal.level) else None
         self._forms[comparison, signal] = len(made), form
         return form
 
@@ -335,7 +335,8 @@ class _Search:
         found, possible = list[Outcome](), list[tuple[set[Shape], Outcome]]()
         for other, operands in (self.at(base) or {}).items():
             made = self._made[other]
-            if other == comparison or not operands.uniform or not (other in kept or here.keys() <= made.keys()):
+            guards = bool(elsewhere) and here.keys() <= made.keys()
+            if other == comparison or not operands.uniform or not (other in kept or guards):
                 continue
             for signal in self.signals(other):
                 if (form := self.form(other, signal)) is None:

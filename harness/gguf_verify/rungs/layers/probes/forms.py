@@ -28,6 +28,8 @@ Steps = tuple[int, int, int]
 _PRODUCTS = tuple(itertools.chain.from_iterable(itertools.combinations(range(3), count) for count in (1, 2, 3)))
 #: Values that a form needs to be believed, and with two products.
 _LEAST_VALUES, _LEAST_OF_TWO = 3, 6
+#: A larger value is no number of a size; with factors of it, int64 would not hold a form's values.
+_LARGEST_VALUE = 1 << 48
 #: Quotients of differences that are tried as factors.
 _MOST_FACTORS = 4
 #: Counts of one dimension that are tried on each side of a root, and small ones: as many as a period may have.
@@ -82,7 +84,9 @@ def fitted(values: Sequence[tuple[Steps, float]], steps: Steps) -> Form | None:
         values: counts → value.
         steps: sizes of one count.
     """
-    if len({value for _, value in values}) < 2 or len(values) < _LEAST_VALUES or any(v % 1 for _, v in values):
+    if len({value for _, value in values}) < 2 or len(values) < _LEAST_VALUES:
+        return None
+    if not all(is_whole(value) for _, value in values):
         return None
     whole = [(counts, int(value)) for counts, value in values]
     ys = [y for _, y in whole]
@@ -99,6 +103,11 @@ def fitted(values: Sequence[tuple[Steps, float]], steps: Steps) -> Form | None:
     if len(values) >= _LEAST_OF_TWO and (form := _of_two(columns, ys)) is not None:
         return form
     return next(iter(remainders), None)
+
+
+def is_whole(value: float) -> bool:
+    """Whether it is an integer that may be a number of sizes."""
+    return value % 1 == 0 and abs(value) <= _LARGEST_VALUE
 
 
 def _factors(xs: Sequence[int], ys: Sequence[int], step: int) -> list[int]:
