@@ -231,7 +231,9 @@ struct Group : Barrier {
     // Two sets of slots: a lane may already write its next value while others still read this one's. The last slot says
     // which lanes have passed one; the slots of the others hold the schedule's fill.
     uint64_t slots[2][33];
-    bool full = false;  // all 32 lanes pass values, so that each slot is overwritten
+    // All 32 lanes pass values, so that each slot is overwritten, unless one passes without a value: a checked build
+    // reports that.
+    bool full = false;
 #if defined(CUDA_ON_CPU_CHECKS)
     Way way = SYNC;  // what the first lane executes, and where
     uint32_t thread = 0, at = 0;

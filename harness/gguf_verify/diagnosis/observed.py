@@ -151,7 +151,7 @@ OBSERVED = {
         ),
         ObservedFault(
             "unaligned-operand",
-            "the outputs are incorrect if an operand begins at an address that its type allows and that is no multiple "
+            "the outputs change if an operand begins at an address that its type allows and that is no multiple "
             "of 16 bytes",
             "handle such an address, or declare the operand's alignment",
             _CALLS,

@@ -79,6 +79,14 @@ class _Text:
         self._in_macro = macro
         #: Arrays in dynamic shared memory that are declared outside functions → their replacement.
         self._globals: dict[str, str] = {}
+        #: Words of conditions of the preprocessor: it takes no `_CHOOSES` in a macro of such a name.
+        self._in_conditions = {
+            word
+            for token in self.tokens
+            if token.kind == "directive" and re.match(r"#\s*(el)?if\b", token.text)
+            for word in re.findall(r"\w+", token.text)
+        }
+        self._chooses = True
 
     def rewritten(self) -> str:
         taken = self.host_code()
@@ -199,7 +207,7 @@ class _Text:
         before = self.tokens[i - 1].text if i else ""
         if token.kind == "directive":
             self._directive(token)
-        elif token.text == "?" and self.tokens[i + 1 : i + 2] and self.tokens[i + 1].text != ":":
+        elif token.text == "?" and self._chooses and self.tokens[i + 1 : i + 2] and self.tokens[i + 1].text != ":":
             self.edits.append(Edit(token.start, token.start, f"{_CHOOSES} "))
         elif token.kind != "word":
             pass
@@ -242,6 +250,8 @@ class _Text:
             return
         inner = _Text(token.text, self.file, self.into, self._line(token), True)
         inner._globals = self._globals
+        name = re.match(r"#\s*define\s+(\w+)", token.text)
+        inner._chooses = name is None or name[1] not in self._in_conditions
         new = inner.rewritten()
         if new != token.text:
             self.edits.append(Edit(token.start, token.end, new))

@@ -146,7 +146,7 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
         """`alignments` in words; "" if there are none."""
         if self.alignments is msgspec.UNSET:
             return ""
-        return f"at multiples of bytes: {', '.join(f'{name} {least}' for name, least in self.alignments.items())}"
+        return ", ".join(f"{name} at multiples of {least} bytes" for name, least in self.alignments.items())
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="token"):

@@ -72,7 +72,7 @@ IN_CUDA = {
     ),
     "words of the weights from a pointer that is rounded down": (
         "w = (const Q4_0*)((unsigned long long)w & ~3ull);", "", "", ("weights", "activations", "output"),
-        "outputs are incorrect if weights do not begin at a multiple of 4 bytes", "",
+        "outputs change if the operand weights does not begin at a multiple of 4 bytes", "",
     ),
     "a vector of the weights": (
         "const uint4 v = *(const uint4*)w;", " + (v.x ^ v.x)", "", ("activations", "output"),
@@ -118,7 +118,7 @@ IN_NUMPY = {
     "nothing": ("pass", NEEDS, "", []),
     "a wrong way for addresses that are no multiples of 8": (
         "y += activations.ctypes.data % 8 > 0", NEEDS | {"activations": 8},
-        "activations do not begin at a multiple of 8", [],
+        "the operand activations does not begin at a multiple of 8", [],
     ),
     "an exception": (
         "assert weights.ctypes.data % 8 == 0", NEEDS | {"weights": 8}, "", ["weights at multiples of 8 bytes"],

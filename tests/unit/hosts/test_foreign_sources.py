@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.hosts import compiler
+from gguf_verify.hosts.for_cpu import ForCpu
 from gguf_verify.hosts.foreign_sources import ForeignSource, as_foreign, foreign_source, read_limited
 from gguf_verify.support.errors import EnvironmentFault
 
@@ -53,3 +54,11 @@ def test_all_commands_share_one_time(tmp_path: Path) -> None:
     foreign = ForeignSource(tmp_path, 0.0)
     with pytest.raises(EnvironmentFault, match="did not compile within 0 s"):
         foreign.run([sys.executable, "-c", "input()"], tmp_path)
+
+
+def test_a_macro_of_a_condition_stays_what_the_preprocessor_takes() -> None:
+    body = "((x) > 4 ? 1 : 0)"
+    text = f"#define BIG(x) {body}\n#define SMALL(x) {body}\n#if BIG(8)\nint y = SMALL(8);\n#endif\n"
+    first, second, *_ = ForCpu().rewritten(text, "k.cu").splitlines()
+    assert first == f"#define BIG(x) {body}"
+    assert second != f"#define SMALL(x) {body}"

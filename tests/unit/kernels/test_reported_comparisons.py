@@ -178,6 +178,23 @@ def test_arrays_keep_their_values(reporter: Reporter) -> None:
     assert above.tolist() == [False, True]
 
 
+def test_numbers_that_are_not_finite_are_left_out(reporter: Reporter) -> None:
+    source = b"""
+def f(values):
+    best = -float("inf")
+    for x in values:
+        if x > best:
+            best = x
+    for x in values[::-1]:
+        if x < best:
+            best = -float("inf")
+"""
+    module_of(reporter, source)["f"]([1.0, 2.0, 4.0])
+    records = [[line, *record] for _, line, _, *record in json.loads(reporter.said())["comparisons"]]
+    assert np.isfinite(records).all()
+    assert [line for line, *_ in records] == [5, 8]
+
+
 def test_arrays_report_their_elements(reporter: Reporter) -> None:
     source = b"""
 import numpy as np

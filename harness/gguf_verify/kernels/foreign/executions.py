@@ -82,7 +82,7 @@ class Executions:
         names = dict(self._names())
         missing = dict(self.missing)
         if self._called and not self.files and not missing:
-            missing["its process ended before it told what it had executed"] = None
+            missing["its process ended before it reported what it had executed"] = None
         return Execution({names[path]: of for path, of in self.files.items()}, tuple(missing))
 
     def texts(self) -> dict[str, str]:

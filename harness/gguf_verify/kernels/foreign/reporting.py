@@ -7,6 +7,7 @@ import contextlib
 import importlib.machinery
 import itertools
 import json
+import math
 import os
 import sys
 import zlib
@@ -171,11 +172,13 @@ class Reporter:
         noted[1] += int(finite.sum())
 
     def _widen(self, key: tuple[int, int], ends: Sequence[tuple[float, float]]) -> None:
+        if not all(math.isfinite(end) for pair in ends for end in pair):
+            return
         before = self._made.get(key)
         if before is not None:
             for i, (low, high) in enumerate(ends):
                 before[2 * i], before[2 * i + 1] = min(before[2 * i], low), max(before[2 * i + 1], high)
-        elif len(self._made) < MOST and np.isfinite(ends).all():
+        elif len(self._made) < MOST:
             self._made[key] = [end for pair in ends for end in pair]
 
     def said(self) -> bytes:

@@ -95,9 +95,9 @@ class Needed:
     @property
     def named(self) -> FaultMatch:
         """The fault of a kernel whose outputs are incorrect."""
-        words = f"outputs are incorrect if {self.operand} do not begin at a multiple of {self.alignment} bytes"
+        words = f"outputs change if the operand {self.operand} does not begin at a multiple of {self.alignment} bytes"
         fix = f"handle each address that the type allows, or declare {self.declaration}"
-        return observed("unaligned-operand", words.replace("output do", "the output does"), fix)
+        return observed("unaligned-operand", words, fix)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ class Addresses:
     def __init__(
         self, run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, explanations: Explanations
     ) -> None:  # fmt: skip
-        self._plain, self._result, self._tensor, self._fmt = run, result, tensor, fmt
+        self._result, self._tensor, self._fmt = result, tensor, fmt
+        #: The run whose kernel gets operands at multiples of 16 bytes.
+        self.plain = run
         self._explanations = explanations
         #: Operand → the bytes of which its address is a multiple, of those that are called with less than 16.
         self.least: Least = {}
@@ -149,12 +151,12 @@ class Addresses:
 
         def fault(least: Least) -> KernelFault | None:
             for i, (rows, x) in enumerate(tried):
-                if (found := fault_at(self._plain, self._fmt, rows, x, least)) is not None:
+                if (found := fault_at(self.plain, self._fmt, rows, x, least)) is not None:
                     tried.insert(0, tried.pop(i))  # which fails with other alignments too
                     return found
             return None
 
-        kernel = self._plain.kernel.of(self._fmt, 1, 1, self._fmt.unit)
+        kernel = self.plain.kernel.of(self._fmt, 1, 1, self._fmt.unit)
         found = needed_of(kernel.alignments(self._fmt), fault)
         self._use(found, call)
         return found.untried
@@ -165,14 +167,14 @@ class Addresses:
         Args:
             rows, x: weights uint8[N, row bytes] and activations float32[M, K].
         """
-        found = needed_of(self.least, lambda least: fault_at(self._plain, self._fmt, rows, x, least, False), True)
+        found = needed_of(self.least, lambda least: fault_at(self.plain, self._fmt, rows, x, least, False), True)
         if found.needed:
             self._use(found, call)
         return bool(found.needed)
 
     def _use(self, found: Alignments, call: Call | None) -> None:
-        self.least, kernel = found.least, self._plain.kernel.placed(found.least, mixed=True)
-        self.run = replace(self._plain, kernel=kernel)
+        self.least, kernel = found.least, self.plain.kernel.placed(found.least, mixed=True)
+        self.run = replace(self.plain, kernel=kernel)
         for needed in found.needed if call is not None else ():
             if needed.stops:
                 self._result.omit("alignment", needed.words, needed.scope)

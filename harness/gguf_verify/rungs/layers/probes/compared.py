@@ -86,7 +86,11 @@ def compared_probes(run: Run, fmt: WeightFormat, huge: HugeProbes, planned: Coll
     left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
     whole = [(probe.tokens[0], probe.n, probe.k) for probe, alone in probes if alone is None]
     with_data = [*_with_data(run, fmt, observed, whole)]
-    why_not = observed.needs if kernel.compares == "thread blocks" and isinstance(observed.needs, str) else None
+    why_not = None
+    if kernel.compares == "thread blocks":
+        why_not = observed.needs if isinstance(observed.needs, str) else None
+        if not observed.any_in_code and observed.fault:
+            why_not = why_not or observed.fault
     if observed.seconds > _MOST_SECONDS:
         why_not = f"its calls took {_MOST_SECONDS:.0f} s before all comparisons were observed"
     return ComparedProbes((*probes, *((probe, None) for probe in with_data)), len(probes), left, why_not)
@@ -179,6 +183,8 @@ class _Observed:
         ended: the shapes of whole calls that ended soon.
         seconds: that whole calls took.
         values: that were compared.
+        fault: the first of a call that was observed; "" if there is none.
+        any_in_code: whether a call showed comparisons in the kernel's code.
     """
 
     run: Run
@@ -187,6 +193,8 @@ class _Observed:
     ended: set[Shape] = field(default_factory=set)
     seconds: float = 0.0
     values: set[float] = field(default_factory=set)
+    fault: str = ""
+    any_in_code: bool = False
 
     @cached_property
     def needs(self) -> _Needs | str:
@@ -208,8 +216,10 @@ class _Observed:
             in_launches = kernel.compared_in_launches(self.fmt, *shape)
             calls = kernel.compares == "calls"
             in_code = self._in_call(kernel, shape, product) if calls else self._in_blocks(kernel, shape, product)
-        except (KernelFault, EnvironmentFault):
+        except (KernelFault, EnvironmentFault) as error:
             in_code = None
+            self.fault = self.fault or str(error)
+        self.any_in_code |= bool(in_code)
         found = {**(in_code or {}), **in_launches}
         self.values |= {
             end for operands in found.values() if operands.uniform for end in (operands.a[0], operands.b[0])

@@ -18,7 +18,7 @@ from ...plan import Probe
 from .steering import places_of, steered
 from .stored_numbers import Data, numbers
 
-#: Comparisons of a type whose data are tried, and calls with the data of one.
+#: Comparisons of a shape whose data are tried, and calls with the data of one.
 _MOST, _MOST_CALLS = 40, 32
 
 

@@ -243,7 +243,8 @@ class TypeProbes:
 
     def _huge(self) -> HugeProbes:
         return HugeProbes(
-            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations, self._origin
+            self._addresses.plain, self._result, self._tensor, self._fmt, self._units, self._like,
+            self._explanations, self._origin,
         )  # fmt: skip
 
     def _find_addresses(self, planned: list[Probe], number: int) -> None:
@@ -374,6 +375,7 @@ class TypeProbes:
             place = self._judge(probe, this, made_by, y, encoded, products[kernel.order])
             right.append(place is None)
             if place is not None and not as_bytes and self._raise_alignment(rows, x[:m], this):
+                uploaded.clear()
                 continue
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
@@ -435,7 +437,7 @@ class TypeProbes:
         call = replace(self._origin, number=number)
         try:
             with calling(call):
-                for i, (name, kernel, y) in enumerate(called_in_turn(self._run, self._fmt, turns)):
+                for i, (name, kernel, y) in enumerate(called_in_turn(self._addresses.plain, self._fmt, turns)):
                     turn, probe, m = turns[name], turns[name].probe, len(turns[name].x)
                     this = replace(call, m=m, n=probe.n, k=probe.k)
                     expected = list(self._exact(turn.rows, turn.encoded, kernel.order))
