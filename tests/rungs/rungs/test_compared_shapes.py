@@ -108,6 +108,16 @@ def test_comparisons_of_one_condition_hold_together(
     assert any(all(a == b for a, b in (of(*shape) for of in comparisons)) for shape in shapes), text
 
 
+def test_the_other_outcome_is_also_tried_with_larger_other_sizes() -> None:
+    assert any(m >= 1500 and n >= 256 and k >= 1024 for m, n, k in found(code(lambda m, n, k: (m, 1500))))
+
+
+def test_a_shape_whose_call_fails_stays() -> None:
+    """The launch's comparison is still made there, the code's is not."""
+    condition, launch = (lambda m, n, k: None if m * n == 3584 else (m * n, 3584)), (lambda m, n, k: (m * n % 512, 0))
+    assert any(m * n == 3584 for m, n, _ in found(code(condition, lambda m, n, k: None, launch)))
+
+
 def test_random_conditions_of_sizes_are_met() -> None:
     missed = []
     for number in range(40):
