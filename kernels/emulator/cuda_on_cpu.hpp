@@ -180,6 +180,8 @@ struct Request {
     uint64_t most_made;
     uint32_t in_turn;         // blocks run one after another, because the order of their float additions matters
     uint32_t converts;        // convert floats to integers like this processor, even where a GPU differs
+    uint64_t some;            // about how many blocks run in ascending order, chosen by the seed; 0: all. It ends as
+                              // WAITING if one might depend on others: at its first strong operation
 };
 
 // UNFENCED: a race with a bulk copy that barriers do not end.

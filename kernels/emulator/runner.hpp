@@ -449,6 +449,7 @@ class BlockRunner {
     // A loop over strong operations may be waiting for another thread, so from time to time the others run: those of
     // the block and, if nothing changes for long, other blocks. In a seeded order other blocks may run in any case.
     void after_atomic(bool has_changed) {
+        if (__builtin_expect(request_.some != 0, 0)) stop(WAITING);
         if (has_changed) changed = true, idle_ = 0;
         else ++idle_;
         if (seeded_ ? !draw_.once_in(8) : ++atomics_ % 32) return;
@@ -1110,9 +1111,36 @@ class HandlerStack {
     stack_t before_{};
 };
 
-// The block numbers in the order in which they run.
-inline std::vector<uint32_t> order_of_blocks(const Request& request, uint64_t blocks) {
+// Some of the block numbers, ascending: the grid's corners, and as many from its border, where bounds are checked, as
+// from its inside, if these have so many.
+inline std::vector<uint32_t> some_blocks(const Request& request, Dim3 grid) {
+    const unsigned sizes[] = {grid.x, grid.y, grid.z};
+    double inside = 1;
+    for (unsigned size : sizes) inside *= size == 1 ? 1 : size - 2.0;
+    const double border = (double)grid.count() - inside;
+    const double of_border = std::min(border, std::max(request.some / 2.0, request.some - inside));
+    const double shares[] = {(request.some - of_border) / inside, of_border / border};
+    std::vector<uint32_t> chosen;
+    for (uint64_t b = 0; b < grid.count(); ++b) {
+        const Dim3 index = grid.at(b);
+        const unsigned at[] = {index.x, index.y, index.z};
+        int ends = 0, dimensions = 0;
+        for (int i = 0; i < 3; ++i) {
+            dimensions += sizes[i] > 1;
+            ends += sizes[i] > 1 && (at[i] == 0 || at[i] == sizes[i] - 1);
+        }
+        const double share = ends == dimensions ? 1 : shares[ends > 0];
+        if ((double)(mixed(mixed(request.seed) ^ (b + 1)) >> 11) * 0x1p-53 < share) chosen.push_back((uint32_t)b);
+    }
+    return chosen;
+}
+
+// The block numbers in the order in which they run; none: all, in ascending order.
+inline std::vector<uint32_t> order_of_blocks(const Request& request, Dim3 grid) {
+    const uint64_t blocks = grid.count();
     std::vector<uint32_t> order;
+    if (request.order == ASCENDING && request.some && request.some < blocks && blocks <= ~0u)
+        return some_blocks(request, grid);
     if (request.order == ASCENDING || blocks > 1 << 22) return order;
     for (uint64_t i = 0; i < blocks; ++i) order.push_back((uint32_t)(blocks - 1 - i));
     Draw draw{mixed(request.seed)};
@@ -1160,7 +1188,7 @@ class Blocks {
             else if (!waiting_.empty()) restore();
             else break;
             const Outcome outcome = runner->go_on();
-            if (outcome == WAITING && !request_.alone && !stalled()) put_aside();
+            if (outcome == WAITING && !request_.alone && !request_.some && !stalled()) put_aside();
             else if (outcome != DONE) return outcome;
             else end();
         }
@@ -1270,7 +1298,7 @@ inline void run_backwards(const Launched& forwards, Report& report) {
     const auto made = checks.undo();
     Request request = forwards.request;
     request.order = DESCENDING;
-    const std::vector<uint32_t> order = order_of_blocks(request, forwards.blocks);
+    const std::vector<uint32_t> order = order_of_blocks(request, forwards.grid);
     const Launched backwards{forwards.grid, forwards.block, forwards.shared, forwards.body, forwards.argument,
                              forwards.here, request, order, forwards.blocks, forwards.blocks, 1};
     std::atomic<uint64_t> next{0};
@@ -1282,12 +1310,12 @@ inline void run_backwards(const Launched& forwards, Report& report) {
 
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
                             const void* argument, void (*here)(), const Request* request, Report* report) {
-    const uint64_t blocks = request->alone ? 1 : grid.count();
+    const std::vector<uint32_t> order = order_of_blocks(*request, grid);
+    const uint64_t blocks = request->alone ? 1 : order.empty() ? grid.count() : order.size();
     const uint64_t most = std::min<uint64_t>(blocks / 4, MOST_FIBERS / std::max<uint64_t>(1, block.count()));
     const bool alone = request->in_turn || request->order != ASCENDING CHECKED(|| true);  // so that the schedule is one
     const int workers = alone ? 1 : (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
     const uint64_t chunk = alone ? blocks : std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
-    const std::vector<uint32_t> order = order_of_blocks(*request, blocks);
     const Launched launched{grid, block, shared, body, argument, here, *request, order, blocks, chunk, workers};
     std::atomic<uint64_t> next{0};
     std::vector<int> outcomes(workers, DONE);

@@ -163,6 +163,9 @@ class Host(ABC):
     #: Whether a launched kernel is known to add floats by atomic operations: in an undefined order, so the bits of its
     #: outputs may differ from launch to launch.
     adds_floats = False
+    #: How many thread blocks of a launch run, about, and the seed of the choice. None: all. Only the CPU host can
+    #: choose; it raises NotTried if one of them might depend on others.
+    some: tuple[int, int] | None = None
 
     @property
     def shared_fill(self) -> int | None:

@@ -80,7 +80,7 @@ class Request(ctypes.Structure):
         ("order", ctypes.c_uint32), ("fill", ctypes.c_uint32), ("seed", ctypes.c_uint64),
         ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("page", ctypes.c_uint32),
         ("alone", ctypes.c_uint64), ("made", ctypes.POINTER(ctypes.c_uint64)), ("most_made", ctypes.c_uint64),
-        ("in_turn", ctypes.c_uint32), ("converts", ctypes.c_uint32),
+        ("in_turn", ctypes.c_uint32), ("converts", ctypes.c_uint32), ("some", ctypes.c_uint64),
     ]  # fmt: skip
 
 
@@ -443,9 +443,10 @@ class CpuHost(Host):
     def _request(self, buffers: Sequence[Buffer | SparseBuffer]) -> Request:
         schedule = self.schedule or ORDINARY
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
-        seed = schedule.seed % 2**64
         fill = schedule.fill if self.shared_fill is None else self.shared_fill
-        return Request(_ORDERS[schedule.order], fill, seed, ranges, len(buffers), converts=schedule.converts)
+        some, seed = self.some or (0, schedule.seed % 2**64)
+        order = _ORDERS[schedule.order]
+        return Request(order, fill, seed, ranges, len(buffers), converts=schedule.converts, some=some)
 
     def _outside_shared(self, said: str) -> None:
         raise KernelFinding("outside", said)

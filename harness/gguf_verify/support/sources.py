@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from .files import open_regular
+from .files import note_input, open_regular
 
 #: A digest is cached only if the file was unchanged for this time (ns): timestamps have the kernel clock's granularity.
 _SETTLED_NS = 50_000_000
@@ -20,19 +20,23 @@ _digests: dict[str, tuple[tuple[int, ...], str]] = {}
 def file_digest(path: str | Path) -> str | None:
     """Return the SHA-256 of a regular file; None if it cannot be read. Computed again after the file was written to."""
     path = os.fspath(path)
+    held = _digests.get(path)
     try:
+        if held is not None and held[0] == _state(now := os.stat(path)):
+            note_input(path, now)
+            return held[1]
         with open_regular(path) as file:
             now = os.fstat(file.fileno())
-            state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-            held = _digests.get(path)
-            if held is not None and held[0] == state:
-                return held[1]
             made = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError):
         return None
     if time.time_ns() - now.st_ctime_ns > _SETTLED_NS:
-        _digests[path] = state, made
+        _digests[path] = _state(now), made
     return made
+
+
+def _state(of: os.stat_result) -> tuple[int, ...]:
+    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
 
 
 def combined(files: Iterable[tuple[str, str | None]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.memory import POISON
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.support.errors import KernelFault
+from gguf_verify.support.errors import KernelFault, NotTried
 from tests.support.short_kernels import Build, run, with_kernel
 from tests.support.tools import ROOT
 
@@ -377,6 +378,39 @@ def test_any_number_of_workers_gives_the_same_bits(build: Build) -> None:
     assert len(np.unique(results[0])) > 2**15
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
+
+
+@pytest.mark.parametrize("grid", [(300, 1, 1), (40, 50, 1), (2, 200, 1), (12, 10, 11)])
+def test_some_of_the_blocks(build: Build, grid: tuple[int, int, int]) -> None:
+    """About as many as are asked for, more of the border than its share, the same for the same seed."""
+    source = "void k(uint32_t* y) { y[blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)] = 1; }"
+    host, blocks, ran = CpuHost(2), math.prod(grid), []
+    kernel = build(source, host)
+    for seed in (1, 2, 1):
+        host.some = 100, seed
+        buffer = host.output(4 * blocks)
+        host.launch(kernel, grid, (1, 1, 1), [buffer])
+        ran.append(host.download(buffer).view(np.uint32).reshape(grid[::-1]) == 1)
+    first, second, again = ran
+    assert (first == again).all()
+    assert (first != second).any()
+    at = np.indices(first.shape)
+    ends = [((a == 0) | (a == n - 1)) for a, n in zip(at, first.shape, strict=True) if n > 1]
+    border, corners = np.any(ends, axis=0), np.all(ends, axis=0)
+    assert first[corners].all()
+    assert 60 <= first.sum() <= 150
+    inside = min(50, (~border).sum())
+    assert inside - 30 <= (first & ~border).sum() <= inside + 60
+
+
+@pytest.mark.parametrize("does", ["atomicAdd(y + 1, 1)", "(void)__ldcv(y + 1)"])
+def test_some_of_the_blocks_must_not_depend_on_others(build: Build, does: str) -> None:
+    host = CpuHost(1)
+    kernel = build(f"void k(uint32_t* y) {{ if (blockIdx.x == 0) {does}; else y[blockIdx.x + 2] = 1; }}", host)
+    run(host, kernel, 64, 32, np.empty(80, np.uint32))
+    host.some = 8, 1
+    with pytest.raises(NotTried, match="wait for others"):
+        run(host, kernel, 64, 32, np.empty(80, np.uint32))
 
 
 @pytest.mark.needs("x86-64")  # other machines use ucontext anyway

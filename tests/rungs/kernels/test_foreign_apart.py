@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -185,6 +186,43 @@ def test_mapped_operands_lie_between_walls(index: str, schedule: Schedule, said:
     kernel = open_foreign(f"{path}:gemm", CpuHost(1))
     with pytest.raises(KernelFault, match=f"reads outside its buffers: .* {said}"):
         product(kernel.under(schedule))
+    kernel.close()
+
+
+WIDE = """// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int32 N"]
+// block = 1024
+// grid = ["N", "M"]
+// [/gguf-verify]
+__device__ int calls;
+extern "C" __global__ void gemm(const unsigned char* w, const void* x, float* y, int N) {
+    if (threadIdx.x == 0) y[blockIdx.y * N + blockIdx.x] = GIVES;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        ("w[N * 18] * 1e-30f", "past the end of"),
+        ("(unsigned long long)w % 4096 == 0", "address"),
+        ("calls++", "not deterministic"),
+        ("atomicAdd(&calls, 1) * 0 + (blockIdx.x == 301 && (unsigned long long)w % 4096 == 0)", "address"),
+        ("atomicAdd(&calls, 1) * 0 + 3", None),
+        ("N * 0.5f", None),
+    ],
+)
+def test_later_runs_of_many_threads_have_some_of_the_blocks(gives: str, said: str | None, tmp_path: Path) -> None:
+    """What blocks do wrong is still found; if one might depend on others, all of them run."""
+    (tmp_path / "k.cu").write_text(WIDE.replace("GIVES", gives))
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    rng = np.random.default_rng(1)
+    x, rows = rng.standard_normal((1, 32), np.float32), rng.integers(0, 256, (600, 18), np.uint8)
+    found = nullcontext() if said is None else pytest.raises(KernelFault, match=said)
+    with found:
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
     kernel.close()
 
 

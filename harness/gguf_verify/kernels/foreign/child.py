@@ -18,15 +18,16 @@ error. Each question then has
 The answer is {"of", "ok": true, …} on success; {"of", "fault": one line, "cause"} for a fault of the kernel, with
 "trace": [[place, code, whether it is its author's], …] for an exception, "finding": {"kind", "lines"} for one of a
 checked build or a GPU, and "not_run" if the host cannot run it as a GPU does; or {"of", "environment": one line,
-"not_tried"} if this machine cannot do it, which is only accepted for runs under a schedule and for single thread
-blocks. "not_tried": whether blocks wait for others.
+"not_tried"} if this machine cannot do it, which is only accepted for runs under a schedule and of single or some
+thread blocks. "not_tried": whether blocks wait for others.
 
     load     load the weights: "format", "n", "k". They are used until the next load.
     run      make a product: "shape" [M, N, K]. The kernel's return value is copied to its output's place. A kernel in
              CUDA C++ gets its "launches" in order: "kernel" (a type's), "grid", "block", "shared", "args": names of
              operands, or [type, number]; and, under a "schedule" (the fields of `hosts.schedule.Schedule`), the
              "placed" kernel for it, whether it "adds_floats", and all of its operands: nothing is loaded. The answer
-             reports whether it "adds_floats", and its reads of "unset" memory.
+             reports whether it "adds_floats", and its reads of "unset" memory. "some": about how many thread blocks of
+             a single launch run, and the seed of the choice.
     alone    run single thread blocks of "launches" with sparse operands: "numbers" of each, one of the last; "sizes"
              of all operands in bytes, of which "scratch" are written for later launches; the bytes at their ends that
              are "zeros"; and the bytes of a number of the output ("unit"). The operands of the question hold the

@@ -46,6 +46,16 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
     return made
 
 
+def completed(made: npt.NDArray[Any], before: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an output of a run of some thread blocks, with the elements that it did not write from a whole run.
+
+    Args:
+        made, before, whole: the output, its content before the run, and that of the whole run; of one shape and dtype.
+    """
+    bits = f"u{made.itemsize}"
+    return np.where(made.view(bits) == before.view(bits), whole, made)
+
+
 def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
     """Convert outputs to float32, exactly. Elements that were never written become float32 poison; bytes stay bytes."""
     if dtype not in ("float16", "bfloat16"):

@@ -58,9 +58,14 @@ class Launcher:
         loaded = {} if self._weights is None else {"weights": self._weights}
         try:
             held = {name: (mapped, _buffer(self._host, mapped)) for name, mapped in operands.items()}
+            self._host.some = tuple(question["some"]) if "some" in question else None
             _launched(self._host, self._kernels, question, {**held, **loaded})
         except HarnessError as error:
+            if "some" in question and isinstance(error, EnvironmentFault):
+                raise
             raise Fault.of(error) from None
+        finally:
+            self._host.some = None
         return {}
 
     def _scheduled(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:

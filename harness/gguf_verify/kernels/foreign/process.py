@@ -66,6 +66,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Most multiply-adds of a call that is repeated with a checked build.
 _MOST_LOCATED = 1 << 23
+#: Threads of the runs of a call after the first, about, on an emulated host.
+_MOST_AGAIN = 1 << 18
 #: Bytes of the page of zeros that repeats in zeroed scratch memory.
 _PAGE = 4096
 
@@ -600,7 +602,8 @@ class ForeignKernel(Kernel):
         at other addresses; code that is launched here may not.
         """
         if not self._any_bits:
-            return Runs(self.walls, same="all" if self._source.on_host else "fixed")
+            again = _MOST_AGAIN if HOSTS[self.host.name].emulated else None
+            return Runs(self.walls, same="all" if self._source.on_host else "fixed", again=again)
         return Runs(self.walls[-1:] if self.declaration.computes in TASKS else self.walls)
 
     @property

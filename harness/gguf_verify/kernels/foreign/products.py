@@ -5,9 +5,10 @@ The verifier judges the result (`judge`).
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ from ...hosts.comparisons import MOST_RECORDS, RECORD
 from ...support.errors import KernelFault, NotRun, NotTried
 from ..launches import SparseCall
 from .conversation import Budget, Conversation
-from .judge import FIXED, MOVED, guarded, same_bits, taken, unchanged, written_again
+from .judge import FIXED, MOVED, completed, guarded, same_bits, taken, unchanged, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
 
 Bytes = npt.NDArray[np.uint8]
@@ -67,11 +68,21 @@ class Runs:
         scheduled: whether a schedule orders the call, which then gets all operands anew.
         same: which bits must agree between the runs: "nothing"; "fixed": outputs with the operands at the same
             addresses; "all": outputs at any addresses.
+        again: threads. If a call's only launch has more, later runs have thread blocks of about so many. None: they are
+            whole.
     """
 
     walls: tuple[Wall, ...]
     scheduled: bool = False
     same: Literal["nothing", "fixed", "all"] = "nothing"
+    again: int | None = None
+
+    def some(self, launches: Sequence[Mapping[str, Any]]) -> int | None:
+        """How many thread blocks of these launches, as in messages, a later run has, about; None: all."""
+        if self.again is None or len(launches) != 1 or "grid" not in launches[0]:  # a function has none
+            return None
+        blocks, threads = (math.prod(launches[0][size]) for size in ("grid", "block"))
+        return max(1, self.again // threads) if blocks * threads > self.again else None
 
 
 #: Where operands lie in the runs of an ordinary call.
@@ -118,6 +129,8 @@ class Products:
         self._conversation = conversation
         self._held: _Held | None = None
         self._room: MemoryFile | None = None
+        #: Whether some thread blocks of a launch may be run without the others, as far as was seen.
+        self._apart = True
 
     def holds(self, whose: object, walls: tuple[Wall, ...]) -> bool:
         """Return whether the process, which is started if needed, holds what was loaded for `whose`.
@@ -183,11 +196,15 @@ class Products:
         Raises KernelFault; in scheduled runs, EnvironmentFault.
         """
         walls, made = self._walls(runs, _key(operands)), list[Arrays]()
-        budget = self._conversation.budget(len(walls))
+        budget, some = self._conversation.budget(len(walls)), runs.some(more.get("launches", ()))
         try:
             for turn, wall in enumerate(walls):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
-                answer, said = self._once(operands, more, runs, (wall, min(turn, 1)), budget)
+                at = wall, min(turn, 1)
+                part = {**more, "some": [some, _key(operands)]}
+                if turn and some is not None and self._same_in_part(operands, part, runs, at, budget, made[0]):
+                    continue
+                answer, said = self._once(operands, more, runs, at, budget)
                 made.append(answer)
             if self._held is not None and len(walls) > 1:
                 self._held.called = True
@@ -210,6 +227,29 @@ class Products:
                 fault.cause = error.cause
                 raise fault from None
             raise
+
+    def _same_in_part(
+        self,
+        operands: Sequence[Given],
+        more: Mapping[str, Any],
+        runs: Runs,
+        at: tuple[Wall, int],
+        budget: Budget,
+        whole: Arrays,
+    ) -> bool:
+        """Whether a run of some of a call's thread blocks gives what they gave in the whole run. If not, they may
+        depend on others, and nothing is learned.
+
+        Raises KernelFault.
+        """
+        if not self._apart:
+            return False
+        try:
+            answer, _ = self._once(operands, more, runs, at, budget, whole)
+        except NotTried:
+            self._apart = False
+            return False
+        return _all_same([whole, answer])
 
     def _differ(
         self,
@@ -239,12 +279,20 @@ class Products:
             same_bits(first[name], other[name], MOVED if moved else FIXED)
 
     def _once(
-        self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, at: tuple[Wall, int], budget: Budget
+        self,
+        given: Sequence[Given],
+        more: Mapping[str, Any],
+        runs: Runs,
+        at: tuple[Wall, int],
+        budget: Budget,
+        whole: Arrays | None = None,
     ) -> tuple[Arrays, dict[str, Any]]:
         """Make one run; return its outputs and the message of the process.
 
         Args:
             at: where the operands lie, and the number of the run.
+            whole: the outputs of a whole run, if this one has some of its thread blocks. They replace what these do not
+                write.
         """
         wall, turn = at[0], at[1] % 2
         if self._held is not None and self._held.wall != wall and not (self._held.once and self._held.called):
@@ -257,12 +305,15 @@ class Products:
         named = (*held.operands, *placed) if runs.scheduled and held is not None else placed
         question = {"do": "run", **more, "operands": [operand.plain() for operand in named]}
         files = [file] if held is None else [held.file, file]
-        said = self._conversation.ask(question, files, budget, may_lack=runs.scheduled)
+        said = self._conversation.ask(question, files, budget, may_lack=runs.scheduled or whole is not None)
         out: Arrays = {}
         for operand, content, one in zip(placed, before, given, strict=True):
             guarded(operand, file.bytes)
             if operand.role == "output":
-                out[operand.name] = one.read(taken(operand, file.bytes, content))
+                made = one.read(taken(operand, file.bytes, content))
+                if whole is not None:
+                    made = completed(made, one.read(replace(operand, at=0).array_in(content)), whole[operand.name])
+                out[operand.name] = made
             elif operand.role == "input":
                 unchanged(operand.name, operand.bytes_in(file.bytes), content)
         if held is not None:
