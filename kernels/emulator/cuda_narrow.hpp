@@ -316,13 +316,16 @@ inline __attribute__((always_inline)) uint16_t extreme(uint16_t a, uint16_t b, b
     inline float __low2float(const P a) { return F::widened(a.x.__x); }                                              \
     inline float __high2float(const P a) { return F::widened(a.y.__x); }                                             \
     inline P __lowhigh2highlow(const P a) { return {a.y, a.x}; }                                                     \
-    inline __attribute__((always_inline)) S atomicAdd(S* at, const S b) {                                                                        \
-        (void)&cuda_on_cpu::Adds<S>::floats;                                                                         \
-        return cuda_on_cpu::atomically(at, [b](S a) -> S { return __hadd(a, b); });                                  \
+    /* templates: a unit that calls neither adds no floats */                                                       \
+    template <class T>                                                                                               \
+    TO_RUNNER std::enable_if_t<std::is_same<T, S>::value, T> atomicAdd(T* at, const S b) {                           \
+        (void)&cuda_on_cpu::Adds<T>::floats;                                                                         \
+        return cuda_on_cpu::atomically(at, [b](T a) -> T { return __hadd(a, b); });                                  \
     }                                                                                                                \
-    inline __attribute__((always_inline)) P atomicAdd(P* at, const P b) {                                                                        \
-        (void)&cuda_on_cpu::Adds<P>::floats;                                                                         \
-        return cuda_on_cpu::atomically(at, [b](P a) -> P { return __hadd2(a, b); },                                  \
+    template <class T>                                                                                               \
+    TO_RUNNER std::enable_if_t<std::is_same<T, P>::value, T> atomicAdd(T* at, const P b) {                           \
+        (void)&cuda_on_cpu::Adds<T>::floats;                                                                         \
+        return cuda_on_cpu::atomically(at, [b](T a) -> T { return __hadd2(a, b); },                                  \
                                        cuda_on_cpu::UPDATE | cuda_on_cpu::IN_HALVES);                                \
     }
 

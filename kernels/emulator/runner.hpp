@@ -11,6 +11,9 @@
 // without races gives the same bits in each.
 #pragma once
 #include "cuda_on_cpu.hpp"
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #if defined(CUDA_ON_CPU_CHECKS)
 #define CHECKED(...) __VA_ARGS__
@@ -20,6 +23,14 @@
 #endif
 
 PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+// A unit that is compiled to count what it executes (hosts/compiler.py, `COUNTS`) has one entry in this section, and
+// libgcov is linked with it.
+struct gcov_info;
+extern "C" __attribute__((weak, visibility("hidden"))) const gcov_info* const __start_gguf_verify_counters[];
+extern "C" __attribute__((weak, visibility("hidden"))) const gcov_info* const __stop_gguf_verify_counters[];
+// Exists if its counters lie at their address + the base of segment GS.
+extern "C" __attribute__((weak, visibility("hidden"))) const char gguf_verify_own_counters;
 
 namespace cuda_on_cpu {
 
@@ -1135,6 +1146,46 @@ inline std::vector<uint32_t> some_blocks(const Request& request, Dim3 grid) {
     return chosen;
 }
 
+inline bool counts() {
+    return __start_gguf_verify_counters && __start_gguf_verify_counters != __stop_gguf_verify_counters;
+}
+
+// Counters of one operating-system thread, in a copy of the library's data of which nothing else is used. Threads with
+// the same counters would wait for each other at each count.
+class OwnCounters {
+  public:
+    static bool possible(const Bytes& data) {
+#if defined(__x86_64__) && defined(__linux__)
+        constexpr unsigned long SETS_GS = 2;  // HWCAP2_FSGSBASE, since Linux 5.9
+        return &gguf_verify_own_counters && data.size && data.size <= MOST && (getauxval(AT_HWCAP2) & SETS_GS);
+#else
+        return (void)data, false;
+#endif
+    }
+
+    explicit OwnCounters(const Bytes& data) : data_(data), own_(data.size / 8 + 1 + 2 * PAGE / 8) {
+        begin_ = ((uint64_t)own_.data() + PAGE - 1) / PAGE * PAGE + (uint64_t)data.begin % PAGE;  // aligned alike
+    }
+    // The running thread uses them from now on.
+    void use() const {
+#if defined(__x86_64__)
+        asm volatile("wrgsbase %0" ::"r"(begin_ - (uint64_t)data_.begin));
+#endif
+    }
+    void add_to_all() const {
+        const uint64_t* const own = (const uint64_t*)(begin_ / 8 * 8);
+        uint64_t* const all = (uint64_t*)((uint64_t)data_.begin / 8 * 8);
+        for (size_t i = 0; i < data_.size / 8; ++i)
+            if (own[i]) all[i] += own[i];
+    }
+
+  private:
+    static constexpr size_t MOST = 1 << 20, PAGE = 4096;
+    const Bytes data_;
+    std::vector<uint64_t> own_;
+    uint64_t begin_;
+};
+
 // The block numbers in the order in which they run; none: all, in ascending order.
 inline std::vector<uint32_t> order_of_blocks(const Request& request, Dim3 grid) {
     const uint64_t blocks = grid.count();
@@ -1314,7 +1365,9 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     const uint64_t blocks = request->alone ? 1 : order.empty() ? grid.count() : order.size();
     const uint64_t most = std::min<uint64_t>(blocks / 4, MOST_FIBERS / std::max<uint64_t>(1, block.count()));
     const bool alone = request->in_turn || request->order != ASCENDING CHECKED(|| true);  // so that the schedule is one
-    const int workers = alone ? 1 : (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
+    const Bytes data = !alone && counts() ? library_of(here).data : Bytes{};
+    const bool in_turn = alone || (counts() && !OwnCounters::possible(data));
+    const int workers = in_turn ? 1 : (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
     const uint64_t chunk = alone ? blocks : std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
     const Launched launched{grid, block, shared, body, argument, here, *request, order, blocks, chunk, workers};
     std::atomic<uint64_t> next{0};
@@ -1323,9 +1376,17 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     const auto work = [&](int i) { outcomes[i] = Blocks(launched, reports[i], next).run(); };
     FaultHandlers handlers;
     std::vector<std::thread> pool;
-    for (int i = 1; i < workers; ++i) pool.emplace_back(work, i);
+    std::deque<OwnCounters> own;
+    for (int i = 1; i < workers; ++i) {
+        if (counts()) own.emplace_back(data);
+        pool.emplace_back([&, i, counters = own.empty() ? nullptr : &own.back()] {
+            if (counters) counters->use();
+            work(i);
+        });
+    }
     work(0);
     for (auto& t : pool) t.join();
+    for (const OwnCounters& counters : own) counters.add_to_all();
     CHECKED(if (outcomes[0] == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
     const auto rank = [&](int i) { return outcomes[i] == CRASHED ? 3 : outcomes[i] == UNLIKE_A_GPU ? 2 : outcomes[i] != DONE; };
     int worst = 0;
@@ -1341,11 +1402,6 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
 
 // ---- the code that was executed ------------------------------------------------------------------------------------
 
-// A unit that is compiled to count what it executes (hosts/compiler.py, `COUNTS`) has one entry in this section, and
-// libgcov is linked with it.
-struct gcov_info;
-extern "C" __attribute__((weak, visibility("hidden"))) const gcov_info* const __start_gguf_verify_counters[];
-extern "C" __attribute__((weak, visibility("hidden"))) const gcov_info* const __stop_gguf_verify_counters[];
 extern "C" __attribute__((weak)) void __gcov_info_to_gcda(const gcov_info* info, void (*name)(const char*, void*),
                                                           void (*write)(const void*, unsigned, void*),
                                                           void* (*allocate)(unsigned, void*), void* context);
@@ -1363,7 +1419,7 @@ extern "C" __attribute__((visibility("default"))) uint64_t cuda_on_cpu_counters(
     };
     const auto name = [](const char*, void*) {};
     const auto allocate = [](unsigned size, void*) { return malloc(size); };
-    if (__gcov_info_to_gcda && __start_gguf_verify_counters && __start_gguf_verify_counters != __stop_gguf_verify_counters)
+    if (__gcov_info_to_gcda && cuda_on_cpu::counts())
         __gcov_info_to_gcda(*__start_gguf_verify_counters, name, write, allocate, &writer);
     return writer.size;
 }

@@ -485,7 +485,7 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
     """Compile an object for a shared library."""
     with scratch.temporary("compile") as folder:
         source = folder / _UNIT
-        compiled, listed, of_assembler = (folder / f"unit.{suffix}" for suffix in ("o", "d", "s.d"))
+        compiled, text, listed, of_assembler = (folder / f"unit.{suffix}" for suffix in ("o", "s", "d", "s.d"))
         source.write_text(unit)
         write_headers(folder)
         foreign = FOREIGN in unit
@@ -493,12 +493,14 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         emulator = emulator_of(root, foreign)
         headers = root / CUDA_HEADERS if foreign else emulator / "include"
         folders = [f"-I{root}", f"-I{headers}", f"-I{folder}"]
-        command = [compiler(), *FLAGS, *folders, *options, "-c", str(source), "-o", str(compiled)]
+        apart = COUNTS[0] in options and platform.machine() == "x86_64"
+        to = ["-S", str(source), "-o", str(text)] if apart else ["-c", str(source), "-o", str(compiled)]
+        command = [compiler(), *FLAGS, *folders, *options, *to]
         command += ["-fno-diagnostics-show-caret", *_listing(listed)]
-        if foreign and _is_gcc():
-            # The assembler lists the files of `.incbin` and `.include`, which the compiler does not see. With a pipe,
-            # since the list would otherwise name the compiler's temporary file.
-            command += ["-pipe", f"-Wa,--MD,{of_assembler}"]
+        # The assembler lists the files of `.incbin` and `.include`, which the compiler does not see. With a pipe, since
+        # the list would otherwise name the compiler's temporary file.
+        listing = ["-pipe", f"-Wa,--MD,{of_assembler}"] if foreign and _is_gcc() else []
+        command += [] if apart else listing
         header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
         if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
             # GCC does not list the files of a precompiled header.
@@ -511,10 +513,34 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
                 raise _failed(done, command, unit)
             if header and as_foreign(root) is None:  # the precompiled header is damaged
                 _not_precompiled(header)
+        if apart:
+            text.write_text(_with_own_counters(text.read_text()))
+            assembles = [compiler(), *listing, "-c", str(text), "-o", str(compiled)]
+            if (done := _run(assembles, root, folder)).returncode:
+                raise _failed(done, assembles, unit)
         read = _read_files(listed, folder)
         also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
         notes = read_limited(compiled.with_suffix(".gcno")) if COUNTS[0] in options else b""
         return Built(read_limited(compiled), (*read, *also, *of_header), notes)
+
+
+#: An operand that is a counter of gcov.
+_COUNTER = re.compile(r"(?<![\w.$+-])((?:-?\d+\+)?__gcov\d+\.[\w.$]+\(%rip\))")
+
+
+#: Tells the runner, `kernels/emulator/runner.hpp`.
+_OWN = (
+    ".section .rodata", ".globl gguf_verify_own_counters", ".hidden gguf_verify_own_counters",
+    "gguf_verify_own_counters:", ".byte 1",
+)  # fmt: skip
+
+
+def _with_own_counters(assembly: str) -> str:
+    """Return the assembly of x86-64 with each counter at its address + the base of segment GS, so that each
+    operating-system thread can have its own. Threads that share them would wait for each other at each count.
+    """
+    lines = (line if "\tlea" in line else _COUNTER.sub(r"%gs:\1", line) for line in assembly.splitlines())
+    return "\n".join([*lines, *_OWN, ""])
 
 
 def as_without_flags(options: Sequence[str]) -> list[str]:

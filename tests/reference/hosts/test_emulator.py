@@ -380,6 +380,25 @@ def test_any_number_of_workers_gives_the_same_bits(build: Build) -> None:
         np.testing.assert_array_equal(results[0], other)
 
 
+@pytest.mark.parametrize(
+    ("does", "adds"),
+    [
+        ("*y = __hadd(*y, __float2half(1))", False),
+        ("atomicAdd((unsigned*)y, 1)", False),
+        ("atomicAdd(y, __float2half(1))", True),
+        ("atomicAdd((__half2*)y, __float2half2_rn(1))", True),
+        ("atomicAdd((float*)y, 1)", True),
+    ],
+)
+def test_only_a_kernel_that_adds_floats_runs_in_turn(build: Build, does: str, adds: bool) -> None:
+    """Other launches take several threads of the machine."""
+    host = CpuHost(2)
+    source = f'void u() {{}}\n#include <cuda_fp16.h>\nextern "C" __global__ void k(__half* y) {{ {does}; }}'
+    kernel = build(source, host)
+    run(host, kernel, 1, 1, np.zeros(2, np.uint32))
+    assert host.adds_floats == adds
+
+
 @pytest.mark.parametrize("grid", [(300, 1, 1), (40, 50, 1), (2, 200, 1), (12, 10, 11)])
 def test_some_of_the_blocks(build: Build, grid: tuple[int, int, int]) -> None:
     """About as many as are asked for, more of the border than its share, the same for the same seed."""

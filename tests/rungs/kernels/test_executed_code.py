@@ -150,6 +150,35 @@ def test_a_verdict_says_what_did_not_run(source: Path) -> None:
     assert required.culprits == {"coverage": 1}
 
 
+WIDE = """// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int32 N"]
+// block = 32
+// grid = ["N", "M"]
+// [/gguf-verify]
+extern "C" __global__ void gemm(const unsigned char* w, const void* x, float* y, int N) {
+    float acc = 1.0f;
+    CASES
+    if (threadIdx.x == 0) y[blockIdx.y * N + blockIdx.x] = acc;
+}
+"""
+
+
+def test_threads_of_this_machine_count_apart(tmp_path: Path) -> None:
+    """They take turns at 32 parts of the grid, each of which takes another branch."""
+    cases = "\n    ".join(f"if (blockIdx.x / 128 == {i}) acc += {i};" for i in range(32))
+    (tmp_path / "k.cu").write_text(WIDE.replace("CASES", cases))
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(2))
+    rows, x = np.zeros((4096, 18), np.uint8), np.ones((1, 32), np.float32)
+    kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    found = coverage_of(kernel.executed(), kernel.texts, kernel.impossible)
+    kernel.close()
+    assert found is not None
+    assert not found.never
+    assert found.branches_run == found.branches == 32  # adding 0 takes none
+
+
 def test_what_counts_shares_the_runner_and_the_precompiled_header() -> None:
     """Their options must not name the folder of a source, or they would be compiled anew for each."""
     options = [*compiler.counted(Path("/one/source")), "-fwrapv"]
