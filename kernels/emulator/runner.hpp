@@ -1246,6 +1246,8 @@ class Blocks {
         const auto kept = [&](const auto& of) { return of->kept_within(launched_.shared); };
         return std::all_of(runners_.begin(), runners_.end(), kept) ? DONE : OUTSIDE_SHARED;
     }
+    // The number of the block that ran last.
+    uint64_t number() const { return runner ? runner->number : 0; }
 
   private:
     // The multiprocessors of an H100: a block need not run before one that waits for it and has a lower number.
@@ -1372,8 +1374,12 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     const Launched launched{grid, block, shared, body, argument, here, *request, order, blocks, chunk, workers};
     std::atomic<uint64_t> next{0};
     std::vector<int> outcomes(workers, DONE);
+    std::vector<uint64_t> numbers(workers);
     std::vector<Report> reports(workers);
-    const auto work = [&](int i) { outcomes[i] = Blocks(launched, reports[i], next).run(); };
+    const auto work = [&](int i) {
+        Blocks own(launched, reports[i], next);
+        outcomes[i] = own.run(), numbers[i] = own.number();
+    };
     FaultHandlers handlers;
     std::vector<std::thread> pool;
     std::deque<OwnCounters> own;
@@ -1388,13 +1394,13 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     for (auto& t : pool) t.join();
     for (const OwnCounters& counters : own) counters.add_to_all();
     CHECKED(if (outcomes[0] == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
-    const auto rank = [&](int i) { return outcomes[i] == CRASHED ? 3 : outcomes[i] == UNLIKE_A_GPU ? 2 : outcomes[i] != DONE; };
-    int worst = 0;
+    // The first block that failed, as if one thread had run all: it ran, whatever happened in later ones.
+    int first = 0;
     for (int i = 1; i < workers; ++i)
-        if (rank(i) > rank(worst)) worst = i;
-    *report = reports[worst];
+        if (outcomes[i] != DONE && (outcomes[first] == DONE || numbers[i] < numbers[first])) first = i;
+    *report = reports[first];
     // findings from before the launch ended also hold for a GPU
-    const int outcome = outcomes[worst];
+    const int outcome = outcomes[first];
     return (outcome == DONE || outcome == UNLIKE_A_GPU) && report->n_findings ? FOUND : outcome;
 }
 

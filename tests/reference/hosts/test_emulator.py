@@ -399,6 +399,18 @@ def test_only_a_kernel_that_adds_floats_runs_in_turn(build: Build, does: str, ad
     assert host.adds_floats == adds
 
 
+def test_the_first_block_that_fails_is_reported(build: Build) -> None:
+    """Whatever the other threads of this machine meet."""
+    host = CpuHost(2)
+    kernel = build("void k(char* y, const char* x) { if (blockIdx.x > 500) y[0] = x[blockIdx.x]; }", host)
+    said = set[str]()
+    for _ in range(10):
+        with pytest.raises(KernelFault) as found:
+            run(host, kernel, 3000, 1, np.empty(8, np.int32), np.zeros(16, np.int8))
+        said.add(str(found.value))
+    assert said == {"the kernel reads outside its buffers: 485 bytes past the end of its input (16 bytes)"}
+
+
 @pytest.mark.parametrize("grid", [(300, 1, 1), (40, 50, 1), (2, 200, 1), (12, 10, 11)])
 def test_some_of_the_blocks(build: Build, grid: tuple[int, int, int]) -> None:
     """About as many as are asked for, more of the border than its share, the same for the same seed."""
