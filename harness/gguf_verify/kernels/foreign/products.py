@@ -5,6 +5,7 @@ The verifier judges the result (`judge`).
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +19,15 @@ from ...hosts.base import MOST_ALONE, Placed, Written
 from ...hosts.comparisons import MOST_RECORDS, RECORD
 from ...support.errors import KernelFault, NotRun, NotTried
 from ..launches import SparseCall
+from .addresses import Least, Unaligned
 from .conversation import Budget, Conversation
 from .judge import FIXED, MOVED, guarded, same_bits, taken, unchanged, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
+#: Where operands lie in a run, and which of them begin at no multiple of 16.
+Place = tuple[Wall, Least]
 
 #: A memory file is reused for a call that needs at least this fraction of it, or if the file is small.
 _PART, _SMALL = 4, 1 << 24
@@ -67,11 +71,14 @@ class Runs:
         scheduled: whether a schedule orders the call, which then gets all operands anew.
         same: which bits must agree between the runs: "nothing"; "fixed": outputs with the operands at the same
             addresses; "all": outputs at any addresses.
+        unaligned: a number of runs → the operands that begin at no multiple of 16 in each of these, or in more runs
+            than that; nothing if there are none.
     """
 
     walls: tuple[Wall, ...]
     scheduled: bool = False
     same: Literal["nothing", "fixed", "all"] = "nothing"
+    unaligned: Unaligned = lambda count: ()
 
 
 #: Where operands lie in the runs of an ordinary call.
@@ -88,7 +95,7 @@ class _Held:
         file: has room for them at each of the places.
         question: the message that has the process load them.
         once: they stay in place between two runs at one place and from the first call on.
-        wall, operands: where they lie now.
+        place, operands: where they lie now; None: the process has not loaded them.
         called: whether a call was made at all of the places.
     """
 
@@ -98,15 +105,20 @@ class _Held:
     file: MemoryFile
     question: dict[str, Any]
     once: bool
-    wall: Wall
+    place: Place | None = None
     operands: tuple[Operand, ...] = ()
     called: bool = False
 
-    def put(self, wall: Wall) -> None:
+    def own(self, place: Place) -> Place:
+        """Return the part of a place that is about these operands."""
+        wall, least = place
+        return wall, {one.operand.name: least[one.operand.name] for one in self.inputs if one.operand.name in least}
+
+    def put(self, place: Place) -> None:
         """Write the operands at a place."""
-        self.wall = wall
+        self.place = wall, least = self.own(place)
         wanted = [given.operand for given in self.inputs]
-        self.operands, _ = laid_out(wanted, self.file.number, wall, 0, _key(self.inputs))
+        self.operands, _ = laid_out(wanted, self.file.number, wall, 0, _key(self.inputs), least)
         for operand, given in zip(self.operands, self.inputs, strict=True):
             _begin(operand, given, self.file.bytes, 0)
 
@@ -144,7 +156,7 @@ class Products:
             once: load them once for the last two runs of the first call and for all later calls, so that data that the
                 process derives from them are not derived again, and a call that changes them is found.
 
-        Raises KernelFault.
+        They are loaded where the first run needs them.
         """
         if self._held is not None:
             held, self._held = self._held.file, None
@@ -152,13 +164,16 @@ class Products:
             held.close()
         wanted, key = [given.operand for given in inputs], _key(inputs)
         file = MemoryFile(max(_sizes(wanted, walls, key)))
-        loaded = _Held(whose, walls, inputs, file, {"do": "load", **more}, once, walls[0])
-        self._take(loaded, walls[0])
-        self._held = loaded
+        self._held = _Held(whose, walls, inputs, file, {"do": "load", **more}, once)
 
-    def _take(self, held: _Held, wall: Wall) -> None:
+    @property
+    def inputs(self) -> Sequence[Given]:
+        """The operands that were loaded for many calls."""
+        return () if self._held is None else self._held.inputs
+
+    def _take(self, held: _Held, place: Place) -> None:
         """Have the process load the held operands at this place."""
-        held.put(wall)
+        held.put(place)
         operands = [operand.plain() for operand in held.operands]
         self._conversation.ask({**held.question, "operands": operands}, [held.file])
 
@@ -168,6 +183,16 @@ class Products:
         if held is not None and held.called and len(others) > 1:
             return others[key % len(others)], last
         return (*runs.walls, last) if held is not None and held.once and others else runs.walls
+
+    def _places(self, runs: Runs, key: int) -> list[Place]:
+        """Return where the operands lie in the runs of a call. In one of several runs all are aligned."""
+        walls = self._walls(runs, key)
+        free: list[Wall] = [wall for wall in dict.fromkeys(walls) if wall != "before"]
+        if "before" not in walls and len(walls) > 1:
+            free = free[-1:]
+        least = runs.unaligned(len(free)) if free else ()
+        of: dict[Wall, Least] = dict(zip(free, least, strict=False))
+        return [*((wall, of.get(wall, {})) for wall in walls), *((free[0], other) for other in least[len(free) :])]
 
     def call(
         self, operands: Sequence[Given], more: Mapping[str, Any], runs: Runs
@@ -182,19 +207,21 @@ class Products:
 
         Raises KernelFault; in scheduled runs, EnvironmentFault.
         """
-        walls, made = self._walls(runs, _key(operands)), list[Arrays]()
-        budget = self._conversation.budget(len(walls))
+        if not self._conversation.ready() and self._held is not None:
+            self._held.place, self._held.called = None, False
+        places, made = self._places(runs, _key(operands)), list[Arrays]()
+        budget = self._conversation.budget(len(places))
         try:
-            for turn, wall in enumerate(walls):
+            for turn, place in enumerate(places):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
-                answer, said = self._once(operands, more, runs, (wall, min(turn, 1)), budget)
+                answer, said = self._once(operands, more, runs, (place, min(turn, 1)), budget)
                 made.append(answer)
-            if self._held is not None and len(walls) > 1:
+            if self._held is not None and len(places) > 1:
                 self._held.called = True
             if _all_same(made):
                 return made[:1], said
             if runs.same != "nothing":
-                self._differ(made, operands, more, (runs, walls[0]), budget)
+                self._differ(made, operands, more, (runs, places[0]), budget)
             return made, said
         except NotRun as error:
             if runs.scheduled:
@@ -205,7 +232,7 @@ class Products:
             if runs.scheduled and error.late:
                 self._conversation.hangs -= 1  # in the usual order it may return
                 raise NotTried(str(error)) from None
-            if error.cause in _OF_ACCESS and (words := _at_wall(walls, len(made))):
+            if error.cause in _OF_ACCESS and (words := _at_wall([wall for wall, _ in places], len(made))):
                 fault = KernelFault(f"{error}{words}")
                 fault.cause = error.cause
                 raise fault from None
@@ -216,7 +243,7 @@ class Products:
         made: Sequence[Arrays],
         operands: Sequence[Given],
         more: Mapping[str, Any],
-        of: tuple[Runs, Wall],
+        of: tuple[Runs, Place],
         budget: Budget,
     ) -> None:
         """Raise KernelFinding if two runs gave different bits that must agree.
@@ -230,29 +257,30 @@ class Products:
         other = next(answer for answer in others if not _all_same([first, answer]))
         for name in first:
             written_again(first[name], other[name])
-        runs, wall = of
-        if self._held is not None and self._held.wall != wall:
-            self._take(self._held, wall)
-        again = [self._once(operands, more, runs, (wall, turn), budget)[0] for turn in (1, 2)]
+        runs, place = of
+        if self._held is not None and self._held.place != self._held.own(place):
+            self._take(self._held, place)
+        again = [self._once(operands, more, runs, (place, turn), budget)[0] for turn in (1, 2)]
         moved = _all_same([first, *again])
         for name in first if not moved or runs.same == "all" else ():
             same_bits(first[name], other[name], MOVED if moved else FIXED)
 
     def _once(
-        self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, at: tuple[Wall, int], budget: Budget
+        self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, at: tuple[Place, int], budget: Budget
     ) -> tuple[Arrays, dict[str, Any]]:
         """Make one run; return its outputs and the message of the process.
 
         Args:
             at: where the operands lie, and the number of the run.
         """
-        wall, turn = at[0], at[1] % 2
-        if self._held is not None and self._held.wall != wall and not (self._held.once and self._held.called):
-            self._take(self._held, wall)
-        held, wanted, key = self._held, [one.operand for one in given], _key(given)
+        place, turn, held = at[0], at[1] % 2, self._held
+        stays = held is not None and held.once and held.called
+        if held is not None and (held.place is None or (held.place != held.own(place) and not stays)):
+            self._take(held, place)
+        (wall, least), wanted, key = place, [one.operand for one in given], _key(given)
         room = max(_sizes(wanted, runs.walls, key))
         file = self._file(2 * room if len(runs.walls) > 1 else room)
-        placed, _ = laid_out(wanted, file.number, wall, turn * room, key)
+        placed, _ = laid_out(wanted, file.number, wall, turn * room, key, least)
         before = [_begin(operand, one, file.bytes, turn) for operand, one in zip(placed, given, strict=True)]
         named = (*held.operands, *placed) if runs.scheduled and held is not None else placed
         question = {"do": "run", **more, "operands": [operand.plain() for operand in named]}
@@ -403,8 +431,8 @@ def _key(given: Sequence[Given]) -> int:
 
 
 def _sizes(wanted: Sequence[Operand], walls: Sequence[Wall], key: int) -> list[int]:
-    """Return the bytes of a file that operands take at each of these places."""
-    return [laid_out(wanted, 0, wall, 0, key)[1] for wall in walls]
+    """Return the bytes of a file that operands take at each of these places, unaligned or not."""
+    return [laid_out(wanted, 0, wall, 0, key)[1] + len(wanted) * mmap.PAGESIZE for wall in walls]
 
 
 def _at_wall(walls: Sequence[Wall], ended: int) -> str:
