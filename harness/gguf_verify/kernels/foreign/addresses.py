@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...hosts.memory import ALIGNMENT
-from ...support.errors import KernelFault, KernelFinding, NotRun
+from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun
 
 #: Operand → the bytes of which its address is a multiple, of those that begin at no multiple of 16.
 Least = Mapping[str, int]
-#: A number of runs → the operands that are unaligned in each of them, or in more runs; none if all are aligned.
-Unaligned = Callable[[int], Sequence[Least]]
+#: Returns the operands that are unaligned in one run of a call, and in further runs; nothing if all are aligned.
+Unaligned = Callable[[], Sequence[Least]]
 
 T = TypeVar("T")
 #: The answers of the runs of a call, one if they are equal, and the last message of the process.
@@ -166,13 +166,11 @@ class Addresses:
         every: whether each call is made at all combinations of addresses.
         called: type of weights → the smallest alignments that its operands had.
         needed: type of weights and operand → what it needs.
-        fails: whether a call failed at multiples of 16 too, so that later ones are first made there.
     """
 
     every: bool = False
     called: dict[str, Least] = field(default_factory=dict)
     needed: dict[tuple[str, str], Needed] = field(default_factory=dict)
-    fails: bool = False
     _combinations: dict[tuple[str, ...], Combinations] = field(default_factory=dict)
 
     @property
@@ -180,14 +178,14 @@ class Addresses:
         """What calls need that have no outputs otherwise."""
         return [needed for needed in self.needed.values() if stops(needed.fault)]
 
-    def made(self, call: Call, make: Callable[[Unaligned], Answered[T]], correct: Correct[T]) -> Answered[T]:
+    def made(self, call: Call, make: Callable[[Unaligned, bool], Answered[T]], correct: Correct[T]) -> Answered[T]:
         """Make a call, some of whose operands begin at no multiple of 16 in one run; return its answers.
 
         If that is why it fails, later calls get what the operands need; this one is made with all of them aligned,
         unless its outputs were incorrect.
 
         Args:
-            make: makes it.
+            make: makes it; again if it was made before, which takes a run apart from walls.
             correct: which of several answers are correct.
 
         Raises KernelFault; and what `make` raises.
@@ -195,13 +193,13 @@ class Addresses:
         least, tried = self._least(call), list[Least]()
         self.called[call.fmt] = least
 
-        def chosen(count: int) -> list[Least]:
-            found = [least] * bool(least) if call.unaligned else self._chosen(least, call.shape, count)
-            tried.extend(filter(None, found))
-            return found
+        def chosen() -> list[Least]:
+            tried.extend([least] * bool(least) if call.unaligned else self._chosen(least, call.shape))
+            return tried
 
+        answered = None
         try:
-            answered = make(chosen)
+            answered = make(chosen, False)
             unlike = None if len(answered[0]) == 1 or not tried else _incorrect(correct(answered[0]))
             if unlike is None:
                 return answered
@@ -213,7 +211,7 @@ class Addresses:
 
         def fault(at: Least) -> KernelFault | None:
             try:
-                answers, _ = make(lambda count: [at] * bool(at))
+                answers, _ = make(lambda: [at] * bool(at), True)
             except KernelFault as error:
                 if error.late or isinstance(error, NotRun):
                     raise
@@ -221,14 +219,17 @@ class Addresses:
             return None if len(answers) == 1 else _incorrect(correct(answers))
 
         try:
-            aligned = make(lambda count: ())
-        except KernelFault:
-            self.fails = True
-            raise
-        at = next((at for at in tried if fault(at) is not None), None)
-        if at is None:
-            raise found
-        needed = needed_of(at, found, fault)
+            if (other := fault({})) is not None:
+                raise other
+            at = next((at for at in tried if fault(at) is not None), None)
+            needed = () if at is None else needed_of(at, found, fault)
+            if at is None or fault(at) is None:  # it fails in some calls, wherever its operands lie
+                if answered is not None:
+                    return answered
+                raise found
+            aligned = make(tuple, True)
+        except (NotRun, EnvironmentFault):
+            raise found from None
         self.needed |= {(call.fmt, of.operand): of for of in needed}
         self.called[call.fmt] = self._least(call)
         if not all(stops(of.fault) for of in needed):
@@ -241,19 +242,16 @@ class Addresses:
         least = {name: n if (of := needed[name]) is None else max(n, of.alignment) for name, n in call.types.items()}
         return {name: n for name, n in least.items() if n < ALIGNMENT}
 
-    def _chosen(self, least: Least, shape: Sequence[int], count: int) -> list[Least]:
-        """Return the operands that are unaligned in some runs of a call of these sizes [M, N, K]."""
+    def _chosen(self, least: Least, shape: Sequence[int]) -> list[Least]:
+        """Return the operands that are unaligned in runs of a call of these sizes [M, N, K]."""
         if not least:
             return []
         names = tuple(least)
         if names not in self._combinations:
             self._combinations[names] = Combinations(len(names))
         of = self._combinations[names]
-        first = self.fails and count > 1
-        chosen = of.every if self.every else [of.next(shape) for _ in range(count - first)]
-        return [{}] * first + [
-            {name: least[name] for name, is_there in zip(names, one, strict=True) if is_there} for one in chosen
-        ]
+        chosen = of.every if self.every else [of.next(shape)]
+        return [{name: least[name] for name, is_there in zip(names, one, strict=True) if is_there} for one in chosen]
 
 
 def all_correct(answers: Sequence[object]) -> list[bool]:

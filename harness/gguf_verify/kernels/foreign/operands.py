@@ -101,7 +101,7 @@ class Operand:
         """The range of the file that the kernel's process maps, up to the pages without access rights: (first, end)."""
         first = self.at if self.wall == "before" else self.at - GUARD_BYTES
         if self.wall == "behind":
-            return first, _pages(self.at + self.nbytes)
+            return first, self.at + -(-self.nbytes // self.alignment) * self.alignment
         return first, self.at + self.nbytes + GUARD_BYTES
 
     def array_in(self, memory: Bytes) -> npt.NDArray[Any]:
@@ -158,7 +158,7 @@ def laid_out(
     Args:
         key: varies the offsets within pages of operands apart from walls, and those of unaligned ones.
         least: operand → the bytes of which its address is a multiple, of those that begin at no multiple of their
-            alignment, except directly after a wall.
+            alignment, where they lie apart from walls.
     """
     placed = []
     for operand in wanted:
@@ -178,8 +178,8 @@ def _begins(operand: Operand, wall: Wall, key: int, least: int) -> int:
     """
     unit = operand.alignment
     before_wall = -operand.nbytes // unit * unit % mmap.PAGESIZE
-    if wall == "before":
-        return 0
+    if wall in ("behind", "before"):
+        return before_wall if wall == "behind" else 0
     steps = mmap.PAGESIZE // (2 * unit)
     # not a CRC, whose bits of two names differ by the same ones for each key
     digest = hashlib.blake2b(f"{operand.name} {operand.nbytes} {key}".encode(), digest_size=4).digest()
@@ -188,8 +188,6 @@ def _begins(operand: Operand, wall: Wall, key: int, least: int) -> int:
     if halves:
         even = halves > 1 and how % 4 == 0  # seldom: what needs more is found by odd multiples
         past = least * (2 * (1 + multiple % (halves - 1)) if even else 1 + 2 * (multiple % halves))
-    if wall == "behind":
-        return (before_wall + past - (unit if past > -operand.nbytes % unit else 0)) % mmap.PAGESIZE
     return 2 * unit * (drawn % steps) + (unit - before_wall) % (2 * unit) + past
 
 

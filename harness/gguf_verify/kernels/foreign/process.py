@@ -602,9 +602,11 @@ class ForeignKernel(Kernel):
         }
         usual = self._runs if runs is None else runs
 
-        def make(unaligned: Unaligned) -> tuple[list[Arrays], dict[str, Any]]:
-            of = unpacks, more or {}
-            return self._made_at(products, fmt, operands, names, of, replace(usual, unaligned=unaligned))
+        def make(unaligned: Unaligned, again: bool) -> tuple[list[Arrays], dict[str, Any]]:
+            of, walls = (unpacks, more or {}), usual.walls
+            if again and len(walls) > 1:
+                walls = walls[0], walls[-1]
+            return self._made_at(products, fmt, operands, names, of, replace(usual, walls=walls, unaligned=unaligned))
 
         call = Call(fmt, types, (names["M"], names["N"], names["K"]), self._unaligned)
         return self.addresses.made(call, make, correct)
@@ -655,6 +657,8 @@ class ForeignKernel(Kernel):
         """Where its operands lie in the runs of a call."""
         if self._schedule is None:
             return ORDINARY
+        if self._unaligned:
+            return ("apart",)
         return ("before",) if self._schedule.wall_before else ("behind",)
 
     def beside(self, who: str) -> Products:

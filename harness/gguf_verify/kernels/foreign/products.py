@@ -71,14 +71,14 @@ class Runs:
         scheduled: whether a schedule orders the call, which then gets all operands anew.
         same: which bits must agree between the runs: "nothing"; "fixed": outputs with the operands at the same
             addresses; "all": outputs at any addresses.
-        unaligned: a number of runs → the operands that begin at no multiple of 16 in each of these, or in more runs
-            than that; nothing if there are none.
+        unaligned: the operands that begin at no multiple of 16 in the run apart from walls, and in further ones;
+            nothing if there are none.
     """
 
     walls: tuple[Wall, ...]
     scheduled: bool = False
     same: Literal["nothing", "fixed", "all"] = "nothing"
-    unaligned: Unaligned = lambda count: ()
+    unaligned: Unaligned = tuple
 
 
 #: Where operands lie in the runs of an ordinary call.
@@ -185,14 +185,11 @@ class Products:
         return (*runs.walls, last) if held is not None and held.once and others else runs.walls
 
     def _places(self, runs: Runs, key: int) -> list[Place]:
-        """Return where the operands lie in the runs of a call. In one of several runs all are aligned."""
+        """Return where the operands lie in the runs of a call."""
         walls = self._walls(runs, key)
-        free: list[Wall] = [wall for wall in dict.fromkeys(walls) if wall != "before"]
-        if "before" not in walls and len(walls) > 1:
-            free = free[-1:]
-        least = runs.unaligned(len(free)) if free else ()
-        of: dict[Wall, Least] = dict(zip(free, least, strict=False))
-        return [*((wall, of.get(wall, {})) for wall in walls), *((free[0], other) for other in least[len(free) :])]
+        first, *further = (runs.unaligned() if "apart" in walls else ()) or [{}]
+        places: list[Place] = [(wall, first if wall == "apart" else {}) for wall in walls]
+        return [*places, *(("apart", least) for least in further)]
 
     def call(
         self, operands: Sequence[Given], more: Mapping[str, Any], runs: Runs
@@ -279,7 +276,7 @@ class Products:
             self._take(held, place)
         (wall, least), wanted, key = place, [one.operand for one in given], _key(given)
         room = max(_sizes(wanted, runs.walls, key))
-        file = self._file(2 * room if len(runs.walls) > 1 else room)
+        file = self._file(2 * room if len(runs.walls) > 1 or turn else room)
         placed, _ = laid_out(wanted, file.number, wall, turn * room, key, least)
         before = [_begin(operand, one, file.bytes, turn) for operand, one in zip(placed, given, strict=True)]
         named = (*held.operands, *placed) if runs.scheduled and held is not None else placed

@@ -130,11 +130,11 @@ class ForeignTask(Task):
     ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:
         """Make a call; return its output, if it has one, and the last message of the process.
 
-        The output of a library may have other bits in the last run, at whose addresses few calls are made.
+        The output of a library may have other bits in the first run, at whose addresses few calls are made.
         """
         own = [Given(*one) for one in self.kernel.operands.own(names).values()]
         made, said = self.kernel.called(products, fmt, [*operands, *own], names, unpacks, runs=runs)
-        return made[-1].get("output"), said
+        return made[0].get("output"), said
 
     def _large(
         self, fmt: str, names: Mapping[str, int], contents: dict[str, Bytes], sizes: dict[str, int]

@@ -201,7 +201,9 @@ class TypeProbes:
 
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
-        result = self._result
+        result, run, fmt = self._result, self._run, self._fmt
+        if run.kernel.is_under_test(fmt) and run.kernel.alignments(fmt):
+            result.did("alignment", self.found.calls)
         for check, done in (("indices", large.indices), ("grids", large.grids)):
             if done:
                 result.did(check, len(done))
