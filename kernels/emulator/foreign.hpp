@@ -17,8 +17,42 @@ __attribute__((always_inline)) inline bool chooses_at_run_time() { return true; 
 constexpr bool chooses() { return __builtin_is_constant_evaluated() ? true : chooses_at_run_time(); }
 }  // namespace cuda_on_cpu
 #define GGUF_VERIFY_CHOOSES &&::cuda_on_cpu::chooses()
+
+// Follow each cast to a type of few bits, or precede the value that a variable of one begins with (hosts/for_cpu.py):
+// whether the type holds a wider integer is one more comparison.
+extern "C" __attribute__((visibility("hidden"))) void cuda_on_cpu_narrows(int64_t value, int64_t most);
+namespace cuda_on_cpu {
+template <class Narrow, class Wide>
+__attribute__((always_inline)) constexpr Narrow narrowed(Wide value) {
+    using Limits = std::numeric_limits<Narrow>;
+    if constexpr (std::is_integral<Wide>::value && sizeof(Wide) > sizeof(Narrow) && !std::is_same<Narrow, bool>::value)
+        if (!__builtin_is_constant_evaluated())
+            cuda_on_cpu_narrows((int64_t)value, Limits::is_integer      ? (int64_t)Limits::max()
+                                                : Limits::is_specialized ? (int64_t)1 << Limits::digits
+                                                                         : (int64_t)1 << (sizeof(Narrow) == 2 ? 11 : 62));
+    return (Narrow)value;
+}
+template <class Narrow>
+struct Narrows {
+    Narrow value;
+    template <class Wide>
+    __attribute__((always_inline)) constexpr Narrows(Wide wide) : value(narrowed<Narrow>(wide)) {}
+    __attribute__((always_inline)) constexpr operator Narrow() const { return value; }
+};
+template <class Narrow>
+struct Narrowed {
+    template <class Wide>
+    __attribute__((always_inline)) constexpr Narrow operator=(Wide wide) const {
+        return narrowed<Narrow>(wide);
+    }
+};
+}  // namespace cuda_on_cpu
+#define GGUF_VERIFY_NARROWS(...) (::cuda_on_cpu::Narrows<__VA_ARGS__>)
+#define GGUF_VERIFY_NARROWED(...) ::cuda_on_cpu::Narrowed<__VA_ARGS__>() =
 #else
 #define GGUF_VERIFY_CHOOSES
+#define GGUF_VERIFY_NARROWS(...)
+#define GGUF_VERIFY_NARROWED(...)
 #endif
 
 // The kernel's entry point NAME_launch. Everything after the kernel's source, whose macros may have any name.

@@ -323,7 +323,7 @@ _KINDS = {
     "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
     "operand": "illegal-operand", "assumption": "false-assumption",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
-    "address": "address-dependent",
+    "address": "address-dependent", "unaligned": "unaligned-operand",
 }  # fmt: skip
 
 

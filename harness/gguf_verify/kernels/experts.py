@@ -15,12 +15,13 @@ not reported as different.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from ..semantics.gates import judge
 from ..semantics.sums import Product
 from ..support.errors import UsageError
 from .domain import Extent, extent_of
@@ -187,6 +188,21 @@ def worst_of(answers: Floats, expected: Callable[[Index, Index], Product]) -> Fl
         off = np.where(some.view(np.uint32) == exact.ordered.view(np.uint32), -1.0, off)
     made[tokens[:, None], rows] = np.take_along_axis(some, off.argmax(axis=0)[None], axis=0)[0]
     return made
+
+
+def within(answers: Sequence[Floats], expected: Callable[[Index, Index], Product]) -> list[bool]:
+    """Return which of several products float32[M', N'] are within the bound, where their bits differ.
+
+    Args:
+        expected: as for `worst_of`; tokens and rows beyond its M and N are not judged.
+    """
+    both = np.stack(answers)
+    differs = (both.view(np.uint32) != both[:1].view(np.uint32)).any(axis=0)
+    tokens, rows = np.flatnonzero(differs.any(axis=1)), np.flatnonzero(differs.any(axis=0))
+    if not len(tokens):
+        return [True] * len(answers)
+    exact = expected(tokens, rows)
+    return [judge(np.ascontiguousarray(one[tokens[:, None], rows]), exact).passed for one in answers]
 
 
 def worst_of_slots(answers: Floats, routing: Routing, expected: Callable[[int, Index, Index], Product]) -> Floats:

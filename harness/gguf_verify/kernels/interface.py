@@ -158,19 +158,22 @@ class Candidate(ABC):
         return self
 
     def alignments(self, fmt: WeightFormat) -> Mapping[str, int]:
-        """Return the alignments in bytes that the types of its operands need, of operands that may lie at any such
-        address: name → bytes. Empty for a kernel of this project, whose operands are aligned to 16."""
+        """Return the operands that began at no multiple of 16 in some calls: name → the bytes of which their addresses
+        were a multiple. Empty for a kernel of this project, whose operands are aligned to 16."""
         return {}
 
-    def placed(self, least: Mapping[str, int], mixed: bool = False) -> Candidate:
-        """Return this candidate, which gets operands at other addresses: in one run of a call some have only these
-        alignments, in the others all begin at multiples of 16 bytes.
+    @property
+    def address_limits(self) -> Mapping[str, str]:
+        """The alignments that its calls turned out to need beyond those of the operands' types: as the headline of a
+        pass names them → the verified range, the reason, and the cure."""
+        return {}
 
-        Args:
-            least: name of an operand → bytes.
-            mixed: each of these operands does so in three of four calls, depending on its contents.
-        """
-        return self
+    def unaligned(self) -> Candidate | None:
+        """Return this candidate, all of whose operands begin at no multiple of 16; None if it has no such calls."""
+        return None
+
+    def try_every_address(self) -> None:  # noqa: B027 - most have none
+        """Make each call with all combinations of aligned and unaligned operands from now on."""
 
     def close(self) -> None:  # noqa: B027 - most have no process
         """End the processes that it started."""

@@ -44,7 +44,7 @@ from ..semantics.order import Order
 from ..semantics.sums import Product
 from ..support.errors import KernelFault
 from ..support.text import printable
-from .calls import begin_alone, calling, end_alone
+from .calls import begin_alone, calling, end_alone, limit_addresses
 from .exact import Distances, ExactProducts
 from .explain import Attempts, Explanations, Place, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
@@ -176,6 +176,7 @@ class BlocksTask:
         part = self.known.part()
         exact, explanations = ExactProducts(run, part), self.known.explanations_in(part, run)
         _one_tensor(run, part, run.model.tensors[self.tensor], self.x, exact, explanations)
+        limit_addresses(run, part)
         return BlocksFound(part, explanations.attempts, exact.distances)
 
 

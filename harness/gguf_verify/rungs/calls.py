@@ -34,8 +34,15 @@ def begin_alone(run: Run, result: RungResult) -> Call | None:
     call = run.only
     if call is not None:
         result.substance = (ALONE,)
+        run.kernel.try_every_address()
         result.note(f"only one call was made, {call.id} (--only-call): nothing else of this rung was verified")
     return call
+
+
+def limit_addresses(run: Run, result: RungResult) -> None:
+    """Record the alignments that the kernel's calls turned out to need."""
+    for scope, words in run.kernel.address_limits.items():
+        result.omit("alignment", words, scope)
 
 
 def end_alone(result: RungResult, call: Call) -> None:

@@ -43,6 +43,11 @@ CONDITIONS: dict[str, Callable[[int, int, int], bool]] = {
     "if (m == 5000)": lambda m, n, k: m > 5000,
     "if ((float)M * 1.5f > 2500.0f)": lambda m, n, k: m > 1666,
 }
+#: The same of a number that a type of few bits does not hold in such products.
+NARROW: dict[str, Callable[[int, int, int], bool]] = {
+    "if (M == 7) acc += 0.0f * (unsigned short)n": lambda m, n, k: m == 7 and n > 2**16,
+    "if (N == 640) { const short t = m, u = 1; acc += 0.0f * (t + u); }": lambda m, n, k: n == 640 and m > 2**15,
+}
 
 
 # ---- the search ------------------------------------------------------------------------------------------------------
@@ -206,9 +211,8 @@ def model() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> ComparedProbes:
     """The shapes of a correct kernel with all conditions."""
-    source = kernel_with(
-        tmp_path_factory.mktemp("compared"), "\n".join(f"    {c} acc += 0.0f * acc;" for c in CONDITIONS)
-    )
+    statements = [*(f"    {c} acc += 0.0f * acc;" for c in CONDITIONS), *(f"    {c};" for c in NARROW)]
+    source = kernel_with(tmp_path_factory.mktemp("compared"), "\n".join(statements))
     return shapes_compared_in(f"{source}:gemm", model)
 
 
@@ -225,11 +229,11 @@ def shapes_compared_in(source: str, model: Model) -> ComparedProbes:
 
 
 @traced
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("condition", [*CONDITIONS, *NARROW])
 def test_both_sides_of_a_condition_in_the_code_are_probed(condition: str, observed: ComparedProbes) -> None:
     assert observed.why_not is None
     shapes = [probe for probe, _ in observed.probes[: observed.shapes]]
-    assert {CONDITIONS[condition](p.tokens[0], p.n, p.k) for p in shapes} == {False, True}
+    assert {(CONDITIONS | NARROW)[condition](p.tokens[0], p.n, p.k) for p in shapes} == {False, True}
 
 
 @traced

@@ -62,3 +62,26 @@ def test_a_macro_of_a_condition_stays_what_the_preprocessor_takes() -> None:
     first, second, *_ = ForCpu().rewritten(text, "k.cu").splitlines()
     assert first == f"#define BIG(x) {body}"
     assert second != f"#define SMALL(x) {body}"
+
+
+#: A line of a kernel → the same with notes of the values that a type of few bits may not hold.
+NARROW = {
+    "const short m = i / N, n = f(i, 2);": "const short m =V(short) i / N, n =V(short) f(i, 2);",
+    "y[(unsigned short)(i + 1)] = (short)i;": "y[(unsigned short) C(unsigned short)(i + 1)] = (short) C(short)i;",
+    "p = static_cast<int>(i) + float(i % N);": "p = static_cast<int>(V(int) i) + float(V(float) i % N);",
+    "for (int j = 0, e = (M); j < e; ++j)": "for (int j =V(int) 0, e =V(int) (M); j < e; ++j)",
+    "#define LOW(x) ((short)(x))": "#define LOW(x) ((short) C(short)(x))",
+    "template <class T, int N = 4> float f(short, const int (&a)[N], int = 3);": (
+        "template <class T, int N =V(int) 4> float f(short, const int (&a)[N], int = 3);"
+    ),
+    "unsigned short a[2] = {1, 2}; const short* p = (const short*)w;": None,
+    "unsigned long long v = (long long)i; double d = (double)i; auto l = [](int) {};": None,
+    "int count(int x), size = sizeof(short); if (x == (y)) return;": None,
+}
+
+
+@pytest.mark.parametrize("line", NARROW)
+def test_values_that_become_numbers_of_few_bits_are_noted(line: str) -> None:
+    made = ForCpu().rewritten(line, "k.cu")
+    made = made.replace(" GGUF_VERIFY_NARROWED(", "V(").replace("GGUF_VERIFY_NARROWED(", "V(")
+    assert made.replace("GGUF_VERIFY_NARROWS(", "C(") == (NARROW[line] or line)

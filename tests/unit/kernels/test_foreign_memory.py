@@ -26,9 +26,10 @@ WANTED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("wall", ["before", "behind", "apart", "unaligned", "mixed"])
-def test_each_operand_has_pages_of_its_own(wall: Wall) -> None:
-    placed, size = laid_out(WANTED, 3, wall, start=2 * mmap.PAGESIZE)
+@pytest.mark.parametrize("least", [{}, {"weights": 2, "output": 4, "none": 8}])
+@pytest.mark.parametrize("wall", ["before", "behind", "apart"])
+def test_each_operand_has_pages_of_its_own(wall: Wall, least: dict[str, int]) -> None:
+    placed, size = laid_out(WANTED, 3, wall, 2 * mmap.PAGESIZE, 0, least)
     end = 2 * mmap.PAGESIZE
     for operand in placed:
         first, last = operand.at - GUARD_BYTES, operand.at + operand.nbytes + GUARD_BYTES
@@ -66,21 +67,13 @@ def test_addresses_vary_by_no_more_than_is_promised(alignment: int) -> None:
 
 
 def test_addresses_at_which_types_can_begin() -> None:
-    """An unaligned operand lies at no multiple of 16, at each multiple of its type's alignment between; a mixed one is
-    also aligned in some calls, each operand by itself."""
-    pair = [Operand(name, "input", "uint8", (90,), least=least) for name, least in (("w", 2), ("x", 4))]
-    unaligned, mixed = set(), set()
+    """An unaligned operand lies at no multiple of 16, at each multiple of its type's alignment between; the others do
+    not."""
+    operands, found = [Operand(name, "input", "uint8", (90,)) for name in "wxy"], set()
     for key in range(400):
-        placed = [laid_out(pair, 1, wall, key=key)[0] for wall in ("unaligned", "mixed")]
-        (w, x), (of_w, of_x) = ([operand.at % 16 for operand in of] for of in placed)
-        unaligned |= {("w", w), ("x", x)}
-        mixed.add((of_w > 0, of_x > 0))
-        assert of_w in (0, w)
-        assert of_x in (0, x)
-        aligned, _ = laid_out(pair, 1, "behind", key=key)
-        assert all(operand.at % 16 == 0 for operand in aligned)
-    assert unaligned == {*(("w", at) for at in range(2, 16, 2)), *(("x", at) for at in range(4, 16, 4))}
-    assert mixed == {(True, True), (True, False), (False, True), (False, False)}
+        w, x, y = (of.at % 16 for of in laid_out(operands, 1, "apart", 0, key, {"w": 2, "x": 4})[0])
+        found |= {("w", w), ("x", x), ("y", y)}
+    assert found == {*(("w", at) for at in range(2, 16, 2)), *(("x", at) for at in range(4, 16, 4)), ("y", 0)}
 
 
 def test_strides() -> None:

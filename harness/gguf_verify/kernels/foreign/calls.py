@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats.tensor_types import WeightFormat
-from ...hosts.memory import ALIGNMENT
 from ...semantics.definition import Semantics
-from ...semantics.epilogue import Epilogue
 from ..launches import Lies
 from .beside import NOTHING, Beside
 from .declaration import Declaration
@@ -41,36 +38,9 @@ class Operands:
 
     def __init__(self, declared: Declaration, definition: Semantics | None) -> None:
         self._declared = declared
-        self._least: Mapping[str, int] = {}
         if definition is not None:
             blocks = definition.activations
             self.activations = Unit(declared.given) if blocks is None else unit_of(blocks)
-
-    def alignments(self, fmt: WeightFormat, epilogue: Epilogue | None, lists: Sequence[str]) -> dict[str, int]:
-        """Return the alignments in bytes that operands need by their types, of those for which none is declared.
-
-        Args:
-            epilogue: the fused operations.
-            lists: the lists of a routing that it takes.
-        """
-        blocks, output = unit_of(fmt).alignment, Unit(self._declared.output).alignment
-        found = {"weights": blocks, "activations": self.activations.alignment, "output": output}
-        found |= dict.fromkeys(lists, Unit("int32").alignment)
-        for operation in () if epilogue is None else epilogue.operations:
-            own = {"residual": output, "output": output}.get(operation.operand, Unit("float32").alignment)
-            found[operation.operand] = blocks if operation.place is None else own
-        declares = self._declared.layouts.declares_alignment
-        return {name: least for name, least in found.items() if least < ALIGNMENT and not declares(name)}
-
-    def placed(self, least: Mapping[str, int]) -> Operands:
-        """Return a builder of the same operands, some of which have these alignments at the place "unaligned"."""
-        placed = copy.copy(self)
-        placed._least = least
-        return placed
-
-    def _at_least(self, given: Given) -> Given:
-        least = self._least.get(given.operand.name)
-        return given if least is None else replace(given, operand=replace(given.operand, least=least))
 
     def names(self, fmt: WeightFormat, m: int, n: int, k: int, beside: Beside = NOTHING) -> dict[str, int]:
         """Return the values of the names in expressions."""
@@ -79,7 +49,7 @@ class Operands:
     def weights(self, fmt: WeightFormat, rows: Bytes, k: int, experts: int = 1) -> Given:
         """Return the weights uint8[E·N, row bytes], which a process keeps for many products."""
         names = names_of(fmt, 1, len(rows) // experts, k, experts)
-        return self._at_least(self.matrix("weights", unit_of(fmt), rows, k, names))
+        return self.matrix("weights", unit_of(fmt), rows, k, names)
 
     def of_call(
         self, fmt: WeightFormat, x: Bytes, shape: tuple[int, int, int], beside: Beside = NOTHING
@@ -92,13 +62,12 @@ class Operands:
         m, n, k = shape
         names = self.names(fmt, *shape, beside)
         output = self.output(Unit(self._declared.output), m * beside.slots, n, names, beside.before)
-        given = [
+        return [
             self.matrix("activations", self.activations, x, k, names),
             output,
             *beside.given(self._declared.layouts, names),
             *(Given(*own) for own in self.own(names).values()),
         ]
-        return [self._at_least(one) for one in given]
 
     def lies(self, fmt: WeightFormat, shape: tuple[int, int, int]) -> dict[str, Lies]:
         """Return the memory layout of the matrices of a product [M, N, K]. Raises KernelFault."""

@@ -7,8 +7,8 @@
     transposed = true                  the first dimension changes fastest: blocks of activations lie as [K/32][M],
                                        outputs as [N][M]
     tail = 512                         zero bytes behind the last value that may be read
-    alignment = 64                     alignment of its address in bytes; if not declared, 16, and that of its elements
-                                       is tried
+    alignment = 64                     alignment of its address in bytes; if not declared, 16, and in other runs that
+                                       of its elements
 
     [operands.output]
     accumulate = true                  the product is added to the content of the output
@@ -139,7 +139,10 @@ class Layout:
         itemsize = dtype_of(unit.dtype).itemsize
         strides = None if step == inner else (step * unit.nbytes, itemsize)
         shape = outer, inner * unit.count
-        return Operand(name, role, unit.dtype, shape, strides=strides, tail=tail, alignment=self.alignment or ALIGNMENT)
+        return Operand(
+            name, role, unit.dtype, shape, strides=strides, tail=tail, alignment=self.alignment or ALIGNMENT,
+            least=unit.alignment if self.alignment is None else None,
+        )  # fmt: skip
 
     def _of(self, key: str, least: int, unit: Unit, default: int, names: Mapping[str, int]) -> int:
         expression: Expression | None = getattr(self, key)
@@ -201,7 +204,11 @@ class Further:
             raise KernelFault(f"the declared tail of {name} takes {tail:,} bytes")
         dtype = "bfloat16" if array.dtype == np.uint16 else str(array.dtype)
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        operand = Operand(name, "input", dtype, array.shape, tail=tail, alignment=self.alignment or ALIGNMENT)
+        unit = Unit(dtype) if array.itemsize > 1 else Unit(dtype, names["BLOCK"], names["BYTES"])
+        operand = Operand(
+            name, "input", dtype, array.shape, tail=tail, alignment=self.alignment or ALIGNMENT,
+            least=unit.alignment if self.alignment is None else None,
+        )  # fmt: skip
         return operand, np.concatenate([content, np.zeros(tail, np.uint8)]) if tail else content
 
 
@@ -242,11 +249,6 @@ class Layouts:
     def of(self, name: str) -> Layout:
         """Return the layout of a matrix."""
         return self.matrices.get(name, Layout())
-
-    def declares_alignment(self, name: str) -> bool:
-        """Return whether the alignment of an operand is declared."""
-        table = self.matrices.get(name) or self.own.get(name) or self.further.get(name)
-        return table is not None and table.alignment is not None
 
     @property
     def plain(self) -> bool:

@@ -2,7 +2,7 @@
 A memory file has a fixed size: neither process can shrink it. Each operand has its own pages and lies between guards of
 `GUARD_BYTES`; the kernel's process maps it between pages without access rights. The address of an operand is a multiple
 of its alignment, and varies beyond that between calls (`laid_out`). Where the declaration has no alignment, it is
-`ALIGNMENT`, and less at the places "unaligned" and "mixed".
+`ALIGNMENT`, or less in some runs (`addresses`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -33,9 +33,8 @@ _GUARD_FILL, _INPUT_GUARD_FILL = 0xA5, 0xFF
 #: first is NaN in every type, so that it shows even if it is multiplied by zero.
 _OTHER_FILLS = (0xFF, 0x52)
 #: Where an operand lies: less than its alignment before a page without access rights ("behind" it), directly after one
-#: ("before" it), or apart from both, with its guards between. Those whose `Operand.least` is smaller than their
-#: alignment lie apart at no multiple of it if "unaligned"; if "mixed", each does so in three of four calls.
-Wall = Literal["behind", "before", "apart", "unaligned", "mixed"]
+#: ("before" it), or apart from both, with its guards between.
+Wall = Literal["behind", "before", "apart"]
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -59,7 +58,7 @@ class Operand:
         tail: bytes behind the last element that belong to it.
         filled: whether an output or scratch memory has a content before the call that the kernel may read.
         alignment: its alignment in bytes.
-        least: the alignment of its address at the places "unaligned" and "mixed"; None: `alignment`.
+        least: the alignment that its elements need, if none is declared; None: `alignment`.
         wall: where it lies relative to pages without access rights.
     """
 
@@ -138,33 +137,44 @@ class Operand:
         return cls(**{**said, **more})
 
 
+#: No operand at another address than a multiple of its alignment.
+_ALIGNED: Mapping[str, int] = {}
+
+
 def _pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def laid_out(
-    wanted: Sequence[Operand], file: int, wall: Wall = "apart", start: int = 0, key: int = 0
+    wanted: Sequence[Operand],
+    file: int,
+    wall: Wall = "apart",
+    start: int = 0,
+    key: int = 0,
+    least: Mapping[str, int] = _ALIGNED,
 ) -> tuple[tuple[Operand, ...], int]:
     """Place operands in a file, beginning at a page boundary; return them and the size that the file needs.
 
     Args:
-        key: varies the offsets within pages of operands apart from walls.
+        key: varies the offsets within pages of operands apart from walls, and those of unaligned ones.
+        least: operand → the bytes of which its address is a multiple, of those that begin at no multiple of their
+            alignment, where they lie apart from walls.
     """
     placed = []
     for operand in wanted:
         start += _pages(GUARD_BYTES)
-        at = start + _begins(operand, wall, key)
+        at = start + _begins(operand, wall, key, least.get(operand.name, operand.alignment))
         placed.append(replace(operand, file=file, at=at, wall=wall))
         start += _pages(at - start + operand.nbytes + GUARD_BYTES)
     return tuple(placed), start
 
 
-def _begins(operand: Operand, wall: Wall, key: int) -> int:
+def _begins(operand: Operand, wall: Wall, key: int, least: int) -> int:
     """Return the offset of an operand in its page.
 
     Apart from walls and directly after one, the lowest bit that the alignment leaves open is set. Apart from walls,
-    further bits vary with the operand and the key; also the lower bits of an unaligned address, at least one of which
-    is set.
+    further bits vary with the operand and the key; and so do the lower bits of an unaligned address, at least one of
+    which is set.
     """
     unit = operand.alignment
     before_wall = -operand.nbytes // unit * unit % mmap.PAGESIZE
@@ -174,13 +184,11 @@ def _begins(operand: Operand, wall: Wall, key: int) -> int:
     # not a CRC, whose bits of two names differ by the same ones for each key
     digest = hashlib.blake2b(f"{operand.name} {operand.nbytes} {key}".encode(), digest_size=4).digest()
     drawn, how, multiple = int.from_bytes(digest[:2], "little"), digest[2], digest[3]
-    at = 2 * unit * (drawn % steps) + (unit - before_wall) % (2 * unit)
-    least = unit if operand.least is None else operand.least
-    halves = unit // least // 2
-    if wall == "apart" or not halves or (wall == "mixed" and how % 4 == 0):
-        return at
-    even = halves > 1 and how // 4 % 4 == 0  # seldom: what needs more is found by odd multiples
-    return at + least * (2 * (1 + multiple % (halves - 1)) if even else 1 + 2 * (multiple % halves))
+    halves, past = unit // least // 2, 0
+    if halves:
+        even = halves > 1 and how % 4 == 0  # seldom: what needs more is found by odd multiples
+        past = least * (2 * (1 + multiple % (halves - 1)) if even else 1 + 2 * (multiple % halves))
+    return 2 * unit * (drawn % steps) + (unit - before_wall) % (2 * unit) + past
 
 
 _numbers = itertools.count(1)

@@ -11,7 +11,7 @@ import copy
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,12 +37,13 @@ from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, Usag
 from ...support.text import printable
 from ..comparisons import CodeNumber, Compared, Observation
 from ..domain import Domain, Extent
-from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst_of_slots
+from ..experts import Experts, answers_of, embedded, experts_of, within, worst_of, worst_of_slots
 from ..interface import Kernel, Weights
 from ..launches import Launched, Lies, Needs, SparseCall, SparseProduct, needed
 from ..operands import fitting, whole_blocks, whole_rows
-from ..routing import LISTS, Routing
+from ..routing import Routing
 from ..shipped import element_kernel
+from .addresses import Addresses, Call, Unaligned, all_correct
 from .api import TASKS
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
 from .calls import Operands
@@ -107,8 +108,8 @@ class ForeignKernel(Kernel):
         #: process would not be trusted.
         self._may_add_floats = compiled is not None and compiled.source.adds_floats
         self._schedule: Schedule | None = None
-        #: Where its operands lie in the first run of a call.
-        self._apart: Wall = "apart"
+        #: The addresses of operands, and whether all begin at no multiple of 16 in each call.
+        self.addresses, self._unaligned = Addresses(), False
         #: Whether fused operations get neutral operands, with which the kernel computes the product alone.
         self._neutral = False
         self._oracle: ForeignOracle | None = None
@@ -259,16 +260,19 @@ class ForeignKernel(Kernel):
         return scheduled
 
     def alignments(self, fmt: WeightFormat) -> Mapping[str, int]:
-        if not self.covers(fmt) or not isinstance(fmt, BlockFormat):
-            return {}
-        lists = () if self.takes_experts is None else tuple(name for name in self._names if name in LISTS)
-        return self.operands.alignments(fmt, self._epilogue, lists)
+        return self.addresses.called.get(fmt.name, {})
 
-    def placed(self, least: Mapping[str, int], mixed: bool = False) -> ForeignKernel:
-        placed = copy.copy(self)  # shares the process
-        placed._apart = ("mixed" if mixed else "unaligned") if least else "apart"
-        placed.operands = self.operands.placed(least)
-        return placed
+    @property
+    def address_limits(self) -> Mapping[str, str]:
+        return {needed.scope: needed.words for needed in self.addresses.limits}
+
+    def try_every_address(self) -> None:
+        self.addresses.every = True
+
+    def unaligned(self) -> ForeignKernel:
+        unaligned = copy.copy(self)  # shares the process
+        unaligned._unaligned = True
+        return unaligned
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
         return None if self.declares is None else self.declares.launched(self.operands.names(fmt, m, n, k))
@@ -449,18 +453,17 @@ class ForeignKernel(Kernel):
             part = x[tokens]
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, k // unit.values * unit.nbytes - x.shape[1])))
-            part = np.ascontiguousarray(part)
-            if experts is not None:
-                made = self._embedded(weights, experts, (x, tokens), part, (n, k), fused)[None]
-            else:
-                beside = NOTHING if fused is None else fused.call(tokens, n, width)
-                made = self._made(fmt, part, (len(part), n, k), beside)
-            own, answers = x[at : at + wanted], answers_of(made, wanted, weights.n)
+            part, own = np.ascontiguousarray(part), x[at : at + wanted]
 
             def exact(of: npt.NDArray[np.intp], some: npt.NDArray[np.intp], own: Bytes = own) -> Product:
                 return product(self.definition, fmt, weights.buffer[some], np.ascontiguousarray(own[of]), self.order)
 
-            y[at : at + wanted] = worst_of(answers, exact)
+            if experts is not None:
+                made = self._embedded(weights, experts, (x, tokens), part, (n, k), fused)[None]
+            else:
+                beside = NOTHING if fused is None else fused.call(tokens, n, width)
+                made = self._made(fmt, part, (len(part), n, k), beside, exact)
+            y[at : at + wanted] = worst_of(answers_of(made, wanted, weights.n), exact)
             at += wanted
         return y
 
@@ -539,17 +542,31 @@ class ForeignKernel(Kernel):
         return tuple(name for step in self.declares.steps for name in step.parameters if isinstance(name, str))
 
     def _made(
-        self, fmt: WeightFormat, x: npt.NDArray[np.uint8], shape: tuple[int, int, int], beside: Beside
+        self,
+        fmt: WeightFormat,
+        x: npt.NDArray[np.uint8],
+        shape: tuple[int, int, int],
+        beside: Beside,
+        exact: Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Product] | None = None,
     ) -> npt.NDArray[np.float32]:
         """Make one call; return its results float32[T, M·slots, N], several if their bits may differ and do.
+
+        Args:
+            exact: (tokens, rows) → their exact product, of a plain product.
 
         Raises KernelFault; EnvironmentFault under a schedule.
         """
         if self.declares is not None and not len(x):  # as engines do: CUDA refuses a launch without thread blocks
             return np.empty((1, 0, shape[1]), np.float32)
+
+        def correct(answers: Sequence[Arrays]) -> list[bool]:
+            assert exact is not None
+            return within([answer["output"] for answer in answers], exact)
+
         names, operands = self.operands.names(fmt, *shape, beside), self.operands.of_call(fmt, x, shape, beside)
         more = {} if beside.routing is None else {"top_k": beside.slots}
-        answers, _ = self.called(self.loaded, fmt.name, operands, names, more=more)
+        judged = all_correct if exact is None else correct
+        answers, _ = self.called(self.loaded, fmt.name, operands, names, more=more, correct=judged)
         return np.stack([answer["output"] for answer in answers])
 
     def called(
@@ -561,8 +578,12 @@ class ForeignKernel(Kernel):
         unpacks: bool = False,
         more: Mapping[str, Any] | None = None,
         runs: Runs | None = None,
+        correct: Callable[[Sequence[Arrays]], list[bool]] = all_correct,
     ) -> tuple[list[Arrays], dict[str, Any]]:
         """Make a call; return its outputs, once for each run whose bits may differ, and the process's last message.
+
+        Some operands begin at no multiple of 16 in one run (`addresses`). If that is why it fails, later calls get what
+        the operands need; this one is made with all of them aligned if no outputs were incorrect.
 
         Args:
             products: the operands that its process holds.
@@ -572,21 +593,49 @@ class ForeignKernel(Kernel):
             unpacks: whether the call unpacks packed weights.
             more: further fields of the message.
             runs: replaces the usual runs.
+            correct: which outputs are correct, of several whose bits differ; where that is known.
 
         Raises KernelFault; EnvironmentFault under a schedule.
         """
-        asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **(more or {})}
+        types = {
+            given.operand.name: given.operand.least
+            for given in (*products.inputs, *operands)
+            if given.operand.least is not None
+        }
+        usual = self._runs if runs is None else runs
+
+        def make(unaligned: Unaligned, again: bool) -> tuple[list[Arrays], dict[str, Any]]:
+            of, walls = (unpacks, more or {}), usual.walls
+            if again and len(walls) > 1:
+                walls = walls[0], walls[-1]
+            return self._made_at(products, fmt, operands, names, of, replace(usual, walls=walls, unaligned=unaligned))
+
+        call = Call(fmt, types, (names["M"], names["N"], names["K"]), self._unaligned)
+        return self.addresses.made(call, make, correct)
+
+    def _made_at(
+        self,
+        products: Products,
+        fmt: str,
+        operands: list[Given],
+        names: Mapping[str, int],
+        of: tuple[bool, Mapping[str, Any]],
+        runs: Runs,
+    ) -> tuple[list[Arrays], dict[str, Any]]:
+        """Make a call by these runs: see `called`."""
+        unpacks, more = of
+        asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **more}
         if self.declares is not None:
             asked["launches"] = self.declares.messages(fmt, names, self._symbol, unpacks)
             self._executions.call(fmt, asked["launches"])
         if self._schedule is None or self._compiled is None:
-            return products.call(operands, asked, self._runs if runs is None else runs)
+            return products.call(operands, asked, runs)
         placed = self._compiled.under(fmt, self._schedule)
         asked |= {
             "schedule": asdict(self._schedule), "placed": {key: asdict(one) for key, one in placed.items()},
             "adds_floats": self._any_bits,
         }  # fmt: skip
-        made, said = products.call(operands, asked, Runs(self.walls, scheduled=True))
+        made, said = products.call(operands, asked, Runs(self.walls, scheduled=True, unaligned=runs.unaligned))
         added = said.get("adds_floats") is True and self._may_add_floats
         self.adds_floats = self.adds_floats or added or not self.declaration.deterministic
         unset = said.get("unset")
@@ -610,9 +659,9 @@ class ForeignKernel(Kernel):
     def walls(self) -> tuple[Wall, ...]:
         """Where its operands lie in the runs of a call."""
         if self._schedule is None:
-            return self._apart, *ORDINARY[1:]
-        if self._apart != "apart":
-            return (self._apart,)
+            return ORDINARY
+        if self._unaligned:
+            return ("apart",)
         return ("before",) if self._schedule.wall_before else ("behind",)
 
     def beside(self, who: str) -> Products:

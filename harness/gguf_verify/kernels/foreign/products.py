@@ -6,6 +6,7 @@ The verifier judges the result (`judge`).
 from __future__ import annotations
 
 import math
+import mmap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,12 +20,15 @@ from ...hosts.base import MOST_ALONE, Placed, Written
 from ...hosts.comparisons import MOST_RECORDS, RECORD
 from ...support.errors import KernelFault, NotRun, NotTried
 from ..launches import SparseCall
+from .addresses import Least, Unaligned
 from .conversation import Budget, Conversation
 from .judge import FIXED, MOVED, completed, guarded, same_bits, taken, unchanged, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
+#: Where operands lie in a run, and which of them begin at no multiple of 16.
+Place = tuple[Wall, Least]
 
 #: A memory file is reused for a call that needs at least this fraction of it, or if the file is small.
 _PART, _SMALL = 4, 1 << 24
@@ -70,11 +74,14 @@ class Runs:
             addresses; "all": outputs at any addresses.
         again: threads. If a call's only launch has more, later runs have thread blocks of about so many. None: they are
             whole.
+        unaligned: the operands that begin at no multiple of 16 in the run apart from walls, and in further ones;
+            nothing if there are none.
     """
 
     walls: tuple[Wall, ...]
     scheduled: bool = False
     same: Literal["nothing", "fixed", "all"] = "nothing"
+    unaligned: Unaligned = tuple
     again: int | None = None
 
     def some(self, launches: Sequence[Mapping[str, Any]]) -> int | None:
@@ -99,7 +106,7 @@ class _Held:
         file: has room for them at each of the places.
         question: the message that has the process load them.
         once: they stay in place between two runs at one place and from the first call on.
-        wall, operands: where they lie now.
+        place, operands: where they lie now; None: the process has not loaded them.
         called: whether a call was made at all of the places.
     """
 
@@ -109,15 +116,20 @@ class _Held:
     file: MemoryFile
     question: dict[str, Any]
     once: bool
-    wall: Wall
+    place: Place | None = None
     operands: tuple[Operand, ...] = ()
     called: bool = False
 
-    def put(self, wall: Wall) -> None:
+    def own(self, place: Place) -> Place:
+        """Return the part of a place that is about these operands."""
+        wall, least = place
+        return wall, {one.operand.name: least[one.operand.name] for one in self.inputs if one.operand.name in least}
+
+    def put(self, place: Place) -> None:
         """Write the operands at a place."""
-        self.wall = wall
+        self.place = wall, least = self.own(place)
         wanted = [given.operand for given in self.inputs]
-        self.operands, _ = laid_out(wanted, self.file.number, wall, 0, _key(self.inputs))
+        self.operands, _ = laid_out(wanted, self.file.number, wall, 0, _key(self.inputs), least)
         for operand, given in zip(self.operands, self.inputs, strict=True):
             _begin(operand, given, self.file.bytes, 0)
 
@@ -157,7 +169,7 @@ class Products:
             once: load them once for the last two runs of the first call and for all later calls, so that data that the
                 process derives from them are not derived again, and a call that changes them is found.
 
-        Raises KernelFault.
+        They are loaded where the first run needs them.
         """
         if self._held is not None:
             held, self._held = self._held.file, None
@@ -165,13 +177,16 @@ class Products:
             held.close()
         wanted, key = [given.operand for given in inputs], _key(inputs)
         file = MemoryFile(max(_sizes(wanted, walls, key)))
-        loaded = _Held(whose, walls, inputs, file, {"do": "load", **more}, once, walls[0])
-        self._take(loaded, walls[0])
-        self._held = loaded
+        self._held = _Held(whose, walls, inputs, file, {"do": "load", **more}, once)
 
-    def _take(self, held: _Held, wall: Wall) -> None:
+    @property
+    def inputs(self) -> Sequence[Given]:
+        """The operands that were loaded for many calls."""
+        return () if self._held is None else self._held.inputs
+
+    def _take(self, held: _Held, place: Place) -> None:
         """Have the process load the held operands at this place."""
-        held.put(wall)
+        held.put(place)
         operands = [operand.plain() for operand in held.operands]
         self._conversation.ask({**held.question, "operands": operands}, [held.file])
 
@@ -181,6 +196,13 @@ class Products:
         if held is not None and held.called and len(others) > 1:
             return others[key % len(others)], last
         return (*runs.walls, last) if held is not None and held.once and others else runs.walls
+
+    def _places(self, runs: Runs, key: int) -> list[Place]:
+        """Return where the operands lie in the runs of a call."""
+        walls = self._walls(runs, key)
+        first, *further = (runs.unaligned() if "apart" in walls else ()) or [{}]
+        places: list[Place] = [(wall, first if wall == "apart" else {}) for wall in walls]
+        return [*places, *(("apart", least) for least in further)]
 
     def call(
         self, operands: Sequence[Given], more: Mapping[str, Any], runs: Runs
@@ -195,23 +217,25 @@ class Products:
 
         Raises KernelFault; in scheduled runs, EnvironmentFault.
         """
-        walls, made = self._walls(runs, _key(operands)), list[Arrays]()
-        budget, some = self._conversation.budget(len(walls)), runs.some(more.get("launches", ()))
+        if not self._conversation.ready() and self._held is not None:
+            self._held.place, self._held.called = None, False
+        places, made = self._places(runs, _key(operands)), list[Arrays]()
+        budget, some, turn = self._conversation.budget(len(places)), runs.some(more.get("launches", ())), 0
         try:
-            for turn, wall in enumerate(walls):
+            for turn, place in enumerate(places):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
-                at = wall, min(turn, 1)
+                at = place, min(turn, 1)
                 part = {**more, "some": [some, _key(operands)]}
                 if turn and some is not None and self._same_in_part(operands, part, runs, at, budget, made[0]):
                     continue
                 answer, said = self._once(operands, more, runs, at, budget)
                 made.append(answer)
-            if self._held is not None and len(walls) > 1:
+            if self._held is not None and len(places) > 1:
                 self._held.called = True
             if _all_same(made):
                 return made[:1], said
             if runs.same != "nothing":
-                self._differ(made, operands, more, (runs, walls[0]), budget)
+                self._differ(made, operands, more, (runs, places[0]), budget)
             return made, said
         except NotRun as error:
             if runs.scheduled:
@@ -222,7 +246,7 @@ class Products:
             if runs.scheduled and error.late:
                 self._conversation.hangs -= 1  # in the usual order it may return
                 raise NotTried(str(error)) from None
-            if error.cause in _OF_ACCESS and (words := _at_wall(walls, len(made))):
+            if error.cause in _OF_ACCESS and (words := _at_wall([wall for wall, _ in places], turn)):
                 fault = KernelFault(f"{error}{words}")
                 fault.cause = error.cause
                 raise fault from None
@@ -233,7 +257,7 @@ class Products:
         operands: Sequence[Given],
         more: Mapping[str, Any],
         runs: Runs,
-        at: tuple[Wall, int],
+        at: tuple[Place, int],
         budget: Budget,
         whole: Arrays,
     ) -> bool:
@@ -256,7 +280,7 @@ class Products:
         made: Sequence[Arrays],
         operands: Sequence[Given],
         more: Mapping[str, Any],
-        of: tuple[Runs, Wall],
+        of: tuple[Runs, Place],
         budget: Budget,
     ) -> None:
         """Raise KernelFinding if two runs gave different bits that must agree.
@@ -270,10 +294,10 @@ class Products:
         other = next(answer for answer in others if not _all_same([first, answer]))
         for name in first:
             written_again(first[name], other[name])
-        runs, wall = of
-        if self._held is not None and self._held.wall != wall:
-            self._take(self._held, wall)
-        again = [self._once(operands, more, runs, (wall, turn), budget)[0] for turn in (1, 2)]
+        runs, place = of
+        if self._held is not None and self._held.place != self._held.own(place):
+            self._take(self._held, place)
+        again = [self._once(operands, more, runs, (place, turn), budget)[0] for turn in (1, 2)]
         moved = _all_same([first, *again])
         for name in first if not moved or runs.same == "all" else ():
             same_bits(first[name], other[name], MOVED if moved else FIXED)
@@ -283,7 +307,7 @@ class Products:
         given: Sequence[Given],
         more: Mapping[str, Any],
         runs: Runs,
-        at: tuple[Wall, int],
+        at: tuple[Place, int],
         budget: Budget,
         whole: Arrays | None = None,
     ) -> tuple[Arrays, dict[str, Any]]:
@@ -294,13 +318,14 @@ class Products:
             whole: the outputs of a whole run, if this one has some of its thread blocks. They replace what these do not
                 write.
         """
-        wall, turn = at[0], at[1] % 2
-        if self._held is not None and self._held.wall != wall and not (self._held.once and self._held.called):
-            self._take(self._held, wall)
-        held, wanted, key = self._held, [one.operand for one in given], _key(given)
+        place, turn, held = at[0], at[1] % 2, self._held
+        stays = held is not None and held.once and held.called
+        if held is not None and (held.place is None or (held.place != held.own(place) and not stays)):
+            self._take(held, place)
+        (wall, least), wanted, key = place, [one.operand for one in given], _key(given)
         room = max(_sizes(wanted, runs.walls, key))
-        file = self._file(2 * room if len(runs.walls) > 1 else room)
-        placed, _ = laid_out(wanted, file.number, wall, turn * room, key)
+        file = self._file(2 * room if len(runs.walls) > 1 or turn else room)
+        placed, _ = laid_out(wanted, file.number, wall, turn * room, key, least)
         before = [_begin(operand, one, file.bytes, turn) for operand, one in zip(placed, given, strict=True)]
         named = (*held.operands, *placed) if runs.scheduled and held is not None else placed
         question = {"do": "run", **more, "operands": [operand.plain() for operand in named]}
@@ -454,8 +479,8 @@ def _key(given: Sequence[Given]) -> int:
 
 
 def _sizes(wanted: Sequence[Operand], walls: Sequence[Wall], key: int) -> list[int]:
-    """Return the bytes of a file that operands take at each of these places."""
-    return [laid_out(wanted, 0, wall, 0, key)[1] for wall in walls]
+    """Return the bytes of a file that operands take at each of these places, unaligned or not."""
+    return [laid_out(wanted, 0, wall, 0, key)[1] + len(wanted) * mmap.PAGESIZE for wall in walls]
 
 
 def _at_wall(walls: Sequence[Wall], ended: int) -> str:

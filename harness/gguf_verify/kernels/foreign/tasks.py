@@ -102,6 +102,13 @@ class ForeignTask(Task):
         scheduled = self.kernel.under(schedule)
         return None if scheduled is None else type(self)(scheduled)
 
+    @property
+    def address_limits(self) -> Mapping[str, str]:
+        return self.kernel.address_limits
+
+    def try_every_address(self) -> None:
+        self.kernel.try_every_address()
+
     def close(self) -> None:
         self.kernel.close()
 
@@ -121,7 +128,10 @@ class ForeignTask(Task):
         unpacks: bool = False,
         runs: Runs | None = None,
     ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:
-        """Make a call; return its output, if it has one, and the last message of the process."""
+        """Make a call; return its output, if it has one, and the last message of the process.
+
+        The output of a library may have other bits in the first run, at whose addresses few calls are made.
+        """
         own = [Given(*one) for one in self.kernel.operands.own(names).values()]
         made, said = self.kernel.called(products, fmt, [*operands, *own], names, unpacks, runs=runs)
         return made[0].get("output"), said

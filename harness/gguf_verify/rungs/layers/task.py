@@ -23,7 +23,7 @@ from ...semantics.fast_math import Agreement
 from ...semantics.overflow import LARGEST_HALF, largest_half
 from ...support.checksums import crc32
 from ...support.errors import KernelFault
-from ..calls import calling
+from ..calls import calling, limit_addresses
 from ..exact import Distances, ExactProducts
 from ..explain import Attempts, Place
 from ..generated_inputs import every_size
@@ -111,6 +111,7 @@ class _Judging:
     def found(self) -> GemmFound:
         """Judge it. Raises EnvironmentFault."""
         self._check()
+        limit_addresses(self._run, self._result)
         return GemmFound(
             self._result, self._explanations.attempts, self._at_schedules, self._at_probes, self._path, self._gap,
             self._quantizers.seen, self._exact.distances,

@@ -28,7 +28,7 @@ from ...results.products import TypeEnvelope
 from ...results.rungs import RungResult
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from ...support.text import printable
-from ..calls import begin_alone, calling, end_alone
+from ..calls import begin_alone, calling, end_alone, limit_addresses
 from ..interface import Steps
 from ..plan import PLAN, in_words, shapes_of
 from ..run import Run
@@ -173,6 +173,7 @@ class TaskJudge(ABC):
         for tensor in run.progress(f"{result.name}, probes", list(kinds), unit="type"):
             rung.probe(tensor)
             yield None
+        limit_addresses(run, result)
         if rung.only is not None:
             end_alone(result, rung.only)
         else:

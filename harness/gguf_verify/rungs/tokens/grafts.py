@@ -21,7 +21,7 @@ from ...results.rungs import PartialResult, RungResult
 from ...semantics.sums import UNIT_ROUNDOFF, gamma
 from ...support.errors import KernelFault
 from ...support.progress import under_way
-from ..calls import calling
+from ..calls import calling, limit_addresses
 from ..exact import Distances, ExactProducts
 from ..explain import Attempts, Explanations, Place, WrongCall, WrongOutput
 from ..judging import KERNEL, judge_whole
@@ -89,6 +89,7 @@ class GraftTask:
             tried = Experiments(kernel, fmt, semantics, matrix.rows, taken, run.options.threads)
             explanations.add_fault(error, tried, Place(self.who, tensor.name, name, call))
             broken = True
+        limit_addresses(run, part)
         return GraftFound(part, explanations.attempts, exact.distances, broken)
 
 

@@ -38,14 +38,14 @@ from ...judging import Output, judge_output
 from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
-from ...schedules import BRIEF, inputs
-from .alignment import Addresses, is_checked, spread
+from ...schedules import BRIEF
 from .compared import compared_probes
 from .findings import HugeFound, named_fault
 from .huge import HugeProbes
 from .inputs import ProbeInputs
 from .limits import limit_of, record_limit
 from .turns import ORDER, called_in_turn, kept_between, turns_of
+from .unaligned import check_unaligned, checked_build, spread
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -104,7 +104,6 @@ class TypeProbes:
         size = fmt.unit // fmt.block_size * fmt.block_bytes
         self._units = rows[:, : rows.shape[1] // size * size].reshape(-1, size)
         self._inputs = ProbeInputs(fmt, self._semantics, self._units, like, run.options.seed, self._exact)
-        self._addresses = Addresses(run, result, tensor, fmt, explanations)
         self.found = _Found()
         #: Dimension → the largest size at which CUDA makes the kernel's launches, where a call passed it.
         self._limits: dict[str, int] = {}
@@ -122,8 +121,7 @@ class TypeProbes:
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
             probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
             if tested and (only is None or only.kind == "probe"):
-                self._find_addresses(probes, len(probes) + 1)
-                run = self._run
+                self._check_unaligned(probes, len(probes) + 1)
             for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
@@ -157,7 +155,8 @@ class TypeProbes:
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
                 tokens=in_words(tokens | {0} if no_tokens else tokens), rows=in_words(rows), columns=in_words(columns),
-                alignments=dict(self._addresses.least) or UNSET, values=tuple(sorted(found.values)),
+                alignments=(dict(run.kernel.alignments(fmt)) if tested else {}) or UNSET,
+                values=tuple(sorted(found.values)),
                 indices=tuple(large.indices), grids=tuple(large.grids),
                 not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
@@ -202,7 +201,9 @@ class TypeProbes:
 
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
-        result = self._result
+        result, run, fmt = self._result, self._run, self._fmt
+        if run.kernel.is_under_test(fmt) and run.kernel.alignments(fmt):
+            result.did("alignment", self.found.calls)
         for check, done in (("indices", large.indices), ("grids", large.grids)):
             if done:
                 result.did(check, len(done))
@@ -243,29 +244,34 @@ class TypeProbes:
 
     def _huge(self) -> HugeProbes:
         return HugeProbes(
-            self._addresses.plain, self._result, self._tensor, self._fmt, self._units, self._like,
+            self._run, self._result, self._tensor, self._fmt, self._units, self._like,
             self._explanations, self._origin,
         )  # fmt: skip
 
-    def _find_addresses(self, planned: list[Probe], number: int) -> None:
-        """Find the addresses at which later calls have their operands."""
+    def _check_unaligned(self, planned: list[Probe], number: int) -> None:
+        """Run a checked build at some sizes of the plan, with operands at no multiple of 16 bytes."""
         run, fmt, only = self._run, self._fmt, self._only
-        if not run.kernel.of(fmt, 1, 1, fmt.unit).alignments(fmt):
-            return
-        given = list(inputs(fmt, self._units, self._like, run.options.seed))
-        for m, n, k in spread((m, p.n, p.k) for p in planned for m in p.tokens) if is_checked(run, fmt) else ():
-            rows = self._inputs.weights(probe := Probe((m,), n, k))
-            given.append((rows, self._inputs.values(probe, rows)))
-        given = [(rows, representable(self._semantics, fmt, rows, x)) for rows, x in given]
-        this = replace(self._origin, number=number) if only is None or only.number == number else None
-        why_not = self._addresses.find(given, this)
-        self._run = self._addresses.run
-        if why_not is not None:
-            self.found.not_covered.append(("operands at other addresses", why_not))
-        if this is not None and self._addresses.least:
-            self._result.did("alignment", len(given))
-        if only is not None and this is not None:
-            self._result.count(ALONE)
+        kernel = checked_build(run, fmt) if only is None or only.number == number else None
+        made = 0
+        for m, n, k in spread((m, p.n, p.k) for p in planned for m in p.tokens) if kernel is not None else ():
+            call = replace(self._origin, number=number, m=m, n=n, k=k)
+            assert kernel is not None
+            if only is not None and (only.m, only.n, only.k) != (m, n, k):
+                continue
+            try:
+                with calling(call):
+                    if not check_unaligned(run, fmt, kernel, Probe((m,), n, k), self._inputs):
+                        return
+                made += 1
+            except KernelFault as error:
+                if isinstance(error, NotRun):
+                    self.found.not_covered.append(("operands at other addresses", str(error)))
+                    return
+                self._fail(error, Probe((m,), n, k), m, call)
+        if made:
+            self._result.did("alignment", made)
+        if only is not None:
+            self._result.count(ALONE, made)
 
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
@@ -296,37 +302,30 @@ class TypeProbes:
                 continue
             call = replace(self._origin, number=number, m=m, n=probe.n, k=probe.k)
             try:
-                try:
-                    self._call(probe, call, m, rows, x, encoded, uploaded, products)
-                except KernelFault as error:
-                    if isinstance(error, NotRun) or not self._raise_alignment(rows, x[:m], call):
-                        raise
-                    uploaded.clear()
-                    self._call(probe, call, m, rows, x, encoded, uploaded, products)
+                self._call(probe, call, m, rows, x, encoded, uploaded, products)
             except KernelFault as error:
                 if self._is_limit(probe, m):
                     continue
                 if error.culprit == "oracle" and probe.values != "drawn":  # values beyond what its author thought of
                     self.found.not_covered.append(("activations of every size", str(error)))
                     return
-                self.found.faults += not isinstance(error, NotRun)
-                because = f" ({probe.because})" if probe.because else ""
-                words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}{because}: {error}"
-                self._result.fail(Failure.of(error, words, self._tensor.name))
-                kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
-                from ....diagnosis.experiments import Experiments
-
-                tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
-                who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
-                self._explanations.add_fault(error, tried, Place(who, name, printable(name, 64), call))
+                self._fail(error, probe, m, call)
                 if error.culprit != "kernel" or self.found.faults >= _MOST_WRONG:
                     return
 
-    def _raise_alignment(self, rows: Bytes, x: Floats, call: Call) -> bool:
-        """Whether a call failed only because the kernel needs larger alignments, which later calls get."""
-        raised = bool(self._addresses.least) and self._addresses.raise_for(rows, x, call)
-        self._run = self._addresses.run
-        return raised
+    def _fail(self, error: KernelFault, probe: Probe, m: int, call: Call) -> None:
+        """Record and explain a call that gave no outputs to judge."""
+        from ....diagnosis.experiments import Experiments
+
+        self.found.faults += not isinstance(error, NotRun)
+        because = f" ({probe.because})" if probe.because else ""
+        words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}{because}: {error}"
+        self._result.fail(Failure.of(error, words, self._tensor.name))
+        kernel, rows = self._run.kernel.of(self._fmt, m, probe.n, probe.k), self._inputs.weights(probe)
+        x = representable(self._semantics, self._fmt, rows, self._inputs.values(probe, rows))
+        tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
+        who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
+        self._explanations.add_fault(error, tried, Place(who, name, printable(name, 64), call))
 
     def _is_limit(self, probe: Probe, m: int) -> bool:
         """Whether CUDA refuses the launches of a call only because of its sizes, which is recorded."""
@@ -374,9 +373,6 @@ class TypeProbes:
             made_by = KernelCall(kernel, fmt, rows, m, as_bytes, weights)
             place = self._judge(probe, this, made_by, y, encoded, products[kernel.order])
             right.append(place is None)
-            if place is not None and not as_bytes and self._raise_alignment(rows, x[:m], this):
-                uploaded.clear()
-                continue
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
                     WrongCall(
@@ -437,7 +433,7 @@ class TypeProbes:
         call = replace(self._origin, number=number)
         try:
             with calling(call):
-                for i, (name, kernel, y) in enumerate(called_in_turn(self._addresses.plain, self._fmt, turns)):
+                for i, (name, kernel, y) in enumerate(called_in_turn(self._run, self._fmt, turns)):
                     turn, probe, m = turns[name], turns[name].probe, len(turns[name].x)
                     this = replace(call, m=m, n=probe.n, k=probe.k)
                     expected = list(self._exact(turn.rows, turn.encoded, kernel.order))
