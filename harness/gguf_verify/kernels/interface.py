@@ -172,6 +172,9 @@ class Candidate(ABC):
         """
         return self
 
+    def restart(self) -> None:  # noqa: B027 - most have no process
+        """End its process: the next call is the first one of another process."""
+
     def close(self) -> None:  # noqa: B027 - most have no process
         """End the processes that it started."""
 

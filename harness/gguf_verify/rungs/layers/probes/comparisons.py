@@ -62,9 +62,11 @@ class Effort:
     offsets: tuple[int, ...]
 
 
-#: Of thread blocks, which cost the same at every size; and of whole calls.
+#: Of thread blocks, which cost the same at every size; of whole calls.
 OF_BLOCKS = Effort(500, 20, 60, _OFFSETS)
 OF_CALLS = Effort(1000, 40, 24, (0, 1, 6, 29, 617, 3137))
+#: Of thread blocks with data of their own.
+OF_DATA = Effort(160, 4, 8, (0, 1, 6, 29, 617, 3137))
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,20 @@ class Boundary:
         return self.further, not self.uniform
 
 
-def boundaries(domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS) -> list[Boundary]:
+def boundaries(
+    domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS, start: Shape | None = None,
+    known: Collection[Comparison] = (),
+) -> list[Boundary]:  # fmt: skip
     """The shapes at which comparisons change their outcome, by their rank.
 
     Args:
         domain: of the kernel; no shape is outside, and none is observed there.
         unit: K is a multiple of this.
+        start: a shape of the domain at which the search begins; None: a small one.
+        known: comparisons that are not solved.
     """
-    search = _Search(domain, unit, observe, effort)
-    first = search.first()
+    search = _Search(domain, unit, observe, effort, frozenset(known))
+    first = start or search.first()
     found = {} if first is None else dict.fromkeys(search.boundaries(first))
     return sorted(found, key=lambda boundary: boundary.rank)
 
@@ -128,6 +135,7 @@ class _Search:
     unit: int
     observe: Observe
     effort: Effort
+    known: frozenset[Comparison]
     _observed: dict[Shape, Compared | None] = field(default_factory=dict)
     #: The operands of a comparison wherever it was observed; its signals by their number; forms, and that number.
     _made: dict[Comparison, dict[Shape, Operands]] = field(default_factory=lambda: defaultdict(dict))
@@ -168,7 +176,7 @@ class _Search:
 
     def boundaries(self, first: Shape) -> Iterator[Boundary]:
         """Those of the comparisons at a shape, and of those that show at the shapes found."""
-        waiting, seen, bases = deque[tuple[Shape, Comparison]](), set[Comparison](), 0
+        waiting, seen, bases = deque[tuple[Shape, Comparison]](), {*self.known}, 0
         together, tried = dict[_Together, Shape](), set[_Together]()
         shapes: list[tuple[Shape, tuple[Comparison, ...]]] = [(first, ())]
         while shapes or waiting or together:

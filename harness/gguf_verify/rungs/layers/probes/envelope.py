@@ -40,7 +40,7 @@ from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF, inputs
 from .alignment import Addresses, is_checked, spread
-from .compared import compared_probes
+from .compared import compared_again, compared_probes
 from .findings import HugeFound, named_fault
 from .huge import HugeProbes
 from .inputs import ProbeInputs
@@ -169,23 +169,35 @@ class TypeProbes:
         return self.found.faults + len({wrong[1:] for wrong in self.found.wrong}) >= _MOST_WRONG
 
     def _compared(self, planned: list[Probe]) -> HugeFound:
-        """Run and judge the kernel at the shapes and with the data that its code compares with, whose numbers follow
-        those of the plan, of the matrices in turn and of alignments; return the findings of those of which only some
-        thread blocks ran."""
+        """Run and judge the kernel at the shapes and with the data that its code compares with; return the findings of
+        those of which only some thread blocks ran.
+
+        Their numbers follow those of the plan, of the matrices in turn and of alignments: one for all shapes, which are
+        in the calls' IDs, so that a call can be made again that the search would not find again; then one for each
+        probe with data.
+        """
         run, fmt, only = self._run, self._fmt, self._only
-        kernel = run.kernel.of(fmt, 1, 1, fmt.unit)
-        replayed = only is not None and only.kind == "probe" and only.number > len(planned) + 1
+        kernel, first = run.kernel.of(fmt, 1, 1, fmt.unit), len(planned) + 2
+        replayed = only is not None and only.kind == "probe" and only.number >= first
         huge = self._huge()
         if not kernel.compares or self._is_wrong or not (only is None or replayed):
             return huge.found
-        found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens})
-        for number, (probe, needs) in enumerate(found.probes, len(planned) + 2):
+        with_data = only is None or only.number > first
+        found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens}, with_data)
+        probes = found.probes
+        if only is not None and only.number == first:
+            alike = [one for one in probes if (*one[0].tokens, one[0].n, one[0].k) == (only.m, only.n, only.k)]
+            probes = (*alike[:1],) if alike else compared_again(run, fmt, huge, (only.m, only.n, only.k))
+        for at, (probe, needs) in enumerate(probes):
+            number = first + 1 + at - found.shapes if probe.data or probe.calls > 1 else first
             if only is None or only.number == number:
                 if self._is_wrong or run.budget.spent:
                     break
                 if needs is None:
                     self._probe(probe, number)
-                elif not huge.check_shape(probe, number, needs):
+                    continue
+                probe = self._inputs.finite(probe) if probe.data else probe
+                if not huge.check_shape(probe, number, needs):
                     self.found.wrong.append((probe.tokens[0], probe.n, probe.k))
         if found.why_not is not None:
             self.found.not_covered.append(("shapes with which its code compares", found.why_not))
@@ -194,9 +206,10 @@ class TypeProbes:
             self.found.not_covered.append(("some shapes with which its code compares", why))
         if found.probes:
             tried = [counted(found.shapes, "shapes")] if found.shapes else []
+            tried += [f"{probe.calls} calls" for probe, _ in found.probes if probe.calls > 1]
             with_data = len({probe.data for probe, _ in found.probes} - {()})
             tried += [f"data of {counted(with_data, 'comparisons')}"] if with_data else []
-            words = f"{' and '.join(tried)} beside the probe plan: the kernel's code compares with them"
+            words = f"{', '.join(tried)} beside the probe plan: the kernel's code compares with them"
             self._result.note(f"{fmt.name}: {words}")
         return huge.found
 
@@ -359,11 +372,15 @@ class TypeProbes:
         outputs = []
         for as_bytes in given:
             with calling(replace(call, given=as_bytes)):
-                if as_bytes:
-                    y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
-                else:
-                    y = kernel.product(weights, x[:m])
-            outputs.append((as_bytes, y))
+                if probe.calls > 1:
+                    kernel.restart()
+                for _ in range(probe.calls):
+                    if as_bytes:
+                        y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
+                    else:
+                        y = kernel.product(weights, x[:m])
+                    if not outputs or outputs[-1][0] != as_bytes or not np.array_equal(y, outputs[-1][1], True):
+                        outputs.append((as_bytes, y))
         if probe.whole and (self._only is None or not self._only.given):
             with calling(call):
                 self._check_quantizer(kernel, x[:m], encoded[:m], call)
