@@ -20,8 +20,9 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
+from gguf_verify.rungs.layers.probes.along import Shape
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
-from gguf_verify.rungs.layers.probes.comparisons import Shape, boundaries
+from gguf_verify.rungs.layers.probes.comparisons import boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import Probe, shapes_of
 from gguf_verify.rungs.run import Run

@@ -25,7 +25,9 @@ LARGEST = (1 << 21, 1 << 21, 1 << 16)
 class Sizes(Protocol):
     """Observations of the sizes that a kernel allows."""
 
-    steps: Shape
+    @property
+    def steps(self) -> Shape:
+        """Return the differences of allowed sizes."""
 
     def at(self, shape: Shape) -> Compared | None:
         """Return the comparisons of a call of a shape."""

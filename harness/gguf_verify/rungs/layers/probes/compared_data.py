@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from ....formats.block import BlockFormat
 from ....formats.element import SLICE
@@ -19,6 +20,11 @@ from .stored_numbers import Data, Number, numbers
 
 #: Calls with the data of one comparison.
 _MOST_CALLS = 32
+#: Times that the difference of a sum is spread over the values that are not at an end.
+_ROUNDS = 8
+
+#: A block of weights and one of activations.
+Pair = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,12 @@ class Blocks:
 
     Args:
         product: of ordinary blocks.
+        pair: a block of each operand, with which a search begins; None: the first of the product.
     """
 
     semantics: Semantics
     product: SparseProduct
+    pair: Pair | None = None
 
     @property
     def x_bytes(self) -> int:
@@ -38,11 +46,17 @@ class Blocks:
         takes = self.semantics.activations
         return self.product.token_bytes // self.product.k * SLICE if takes is None else takes.block_bytes
 
+    @property
+    def first(self) -> Pair:
+        """The blocks with which a search begins."""
+        weights, x = self.product.weights[: self.product.fmt.block_bytes], self.product.x[: self.x_bytes]
+        return (weights.tobytes(), x.tobytes()) if self.pair is None else self.pair
+
     @cached_property
-    def ordinary(self) -> Data:
-        """The first block of each operand."""
-        first = self.product.weights[: self.product.fmt.block_bytes], self.product.x[: self.x_bytes]
-        return Data(*(int.from_bytes(of.tobytes(), "little") for of in first))
+    def start(self) -> Data:
+        """Return the data of these."""
+        weights, x = self.first
+        return Data(int.from_bytes(weights, "little"), int.from_bytes(x, "little"))
 
     @cached_property
     def numbers(self) -> list[Number]:
@@ -56,17 +70,83 @@ class Blocks:
             return _values(self.x_bytes // SLICE, SLICE)
         return numbers_of(takes) if encodes_each(takes) else {}
 
-    def bytes_of(self, data: Data) -> tuple[bytes, bytes]:
+    def bytes_of(self, data: Data) -> Pair:
         """Return a block of each operand."""
         weights = data.weights.to_bytes(self.product.fmt.block_bytes, "little")
         return weights, data.x.to_bytes(self.x_bytes, "little")
 
-    def of(self, product: SparseProduct, data: Data) -> SparseProduct:
-        """Return a product all of whose blocks have these data."""
-        return with_blocks(product, [self.bytes_of(data)])
+
+@dataclass(frozen=True)
+class QuantizedBlocks(Blocks):
+    """Blocks of weights, and the blocks that a kernel quantizes its activations to.
+
+    The data are those of the quantized block: its scale, its codes, its sum. They become values whose quantization
+    gives them, x = d·q. So that d = max|x| / (largest code), the largest code stays as it is.
+    """
+
+    def __post_init__(self) -> None:
+        assert self.semantics.inside is not None
+
+    @classmethod
+    def of(cls, semantics: Semantics, product: SparseProduct, pair: Pair | None) -> QuantizedBlocks | None:
+        """Return those of a kernel that quantizes; None if it does not, or its blocks have sums of codes."""
+        inside = semantics.inside
+        takes = None if inside is None else inside.activations
+        return cls(semantics, product, pair) if takes is not None and encodes_each(takes) else None
+
+    @property
+    def _takes(self) -> BlockFormat:
+        assert self.semantics.inside is not None
+        assert self.semantics.inside.activations is not None
+        return self.semantics.inside.activations
+
+    @cached_property
+    def start(self) -> Data:
+        assert self.semantics.inside is not None
+        weights, x = self.first
+        values = np.resize(
+            self.semantics.values_of(np.frombuffer(x, np.uint8)[None]), (1, self._takes.block_size)
+        )  # fmt: skip
+        quantized = self.semantics.inside.bytes_of(values).tobytes()
+        return Data(int.from_bytes(weights, "little"), int.from_bytes(quantized, "little"))
+
+    @cached_property
+    def _largest(self) -> int:
+        """The place of the largest code."""
+        return int(np.abs(self._decoded(self.start)).argmax())
+
+    def _stored_by_activations(self) -> dict[str, list[Places]]:
+        stored = numbers_of(self._takes)
+        return {**stored, "x": [one for i, one in enumerate(stored["x"]) if i != self._largest]}
+
+    def _block(self, data: Data) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(data.x.to_bytes(self._takes.block_bytes, "little"), np.uint8)
+
+    def _decoded(self, data: Data) -> npt.NDArray[np.float32]:
+        return np.asarray(self._takes.decode(self._block(data)[None])[0], np.float32)
+
+    def bytes_of(self, data: Data) -> Pair:
+        values = self._decoded(data)
+        if "s" in (self._takes.view(self._block(data)[None]).dtype.names or ()):
+            sums = (float(self._takes.view(self._block(of)[None])["s"][0]) for of in (data, self.start))
+            wanted, before = sums
+            if wanted != before:
+                values = self._with_sum(values, wanted)
+        weights = data.weights.to_bytes(self.product.fmt.block_bytes, "little")
+        return weights, self.semantics.bytes_of(values[None]).tobytes()
+
+    def _with_sum(self, values: npt.NDArray[np.float32], wanted: float) -> npt.NDArray[np.float32]:
+        """Values with another sum, as near as the largest one lets it be: first by less than a rounding of codes."""
+        largest = np.abs(values[self._largest])
+        others = np.arange(len(values)) != self._largest
+        made = values.astype(np.float64)
+        for _ in range(_ROUNDS):
+            rest = wanted - made.sum()
+            made[others] = np.clip(made[others] + rest / max(1, others.sum()), -largest, largest)
+        return made.astype(np.float32)
 
 
-def with_blocks(product: SparseProduct, pairs: Sequence[tuple[bytes, bytes]]) -> SparseProduct:
+def with_blocks(product: SparseProduct, pairs: Sequence[Pair]) -> SparseProduct:
     """Return a product that repeats some blocks of each operand: an odd number, so that the first blocks of rows a
     power of two apart differ."""
     odd = [*pairs, *pairs[: 1 - len(pairs) % 2]]
@@ -75,7 +155,7 @@ def with_blocks(product: SparseProduct, pairs: Sequence[tuple[bytes, bytes]]) ->
 
 
 def probes_with(
-    shape: tuple[int, int, int], pairs: Sequence[tuple[bytes, bytes]], several: bool, because: str
+    shape: tuple[int, int, int], pairs: Sequence[Pair], several: bool, because: str
 ) -> Iterator[Probe]:  # fmt: skip
     """Probes of exactly one shape with blocks of data, as many as its rows and tokens need.
 
@@ -85,9 +165,7 @@ def probes_with(
     """
     m, n, k = shape
     each = 2 if several else 1
-    at_once = max(1, n // (2 * each))  # every other row is an ordinary one
-    for start in range(0, len(pairs), at_once):
-        data = tuple(pairs[start : start + at_once])
+    for data in _parts(pairs, max(1, n // (2 * each))):  # every other row is an ordinary one
         probe = Probe(
             (m,), n, k, blocks="what its code compares with", values="what its code compares with", because=because,
             data=data,
@@ -95,6 +173,17 @@ def probes_with(
         tokens = each * len({x for _, x in data})
         calls = min(_MOST_CALLS, -(-tokens // m))
         yield from (replace(probe, first=i * tokens // calls) for i in range(calls))
+
+
+def _parts(pairs: Sequence[Pair], most: int) -> Iterator[tuple[Pair, ...]]:
+    """Pairs in parts with at most this number of different blocks of weights."""
+    part: list[Pair] = []
+    for pair in pairs:
+        if len({weights for weights, _ in (*part, pair)}) > most:
+            yield tuple(part)
+            part = []
+        part.append(pair)
+    yield tuple(part)
 
 
 def _stored(fmt: WeightFormat) -> dict[str, list[Places]]:

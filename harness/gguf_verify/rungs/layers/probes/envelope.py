@@ -207,8 +207,8 @@ class TypeProbes:
         if found.probes:
             tried = [counted(found.shapes, "shapes")] if found.shapes else []
             tried += [f"{probe.calls} calls" for probe, _ in found.probes if probe.calls > 1]
-            with_data = len({probe.data for probe, _ in found.probes} - {()})
-            tried += [f"data of {counted(with_data, 'comparisons')}"] if with_data else []
+            of_data = len({probe.data for probe, _ in found.probes} - {()})
+            tried += [f"data of {counted(of_data, 'comparisons')}"] if of_data else []
             words = f"{', '.join(tried)} beside the probe plan: the kernel's code compares with them"
             self._result.note(f"{fmt.name}: {words}")
         return huge.found
@@ -369,7 +369,7 @@ class TypeProbes:
         if self._only is not None:
             given = [self._only.given]
             self._result.count(ALONE)
-        outputs = []
+        outputs = list[tuple[bool, Floats]]()
         for as_bytes in given:
             with calling(replace(call, given=as_bytes)):
                 if probe.calls > 1:

@@ -14,7 +14,7 @@ from ....kernels.launches import Launched, Needs, SparseProduct
 from ....support.errors import EnvironmentFault, KernelFault
 from ...run import Run
 from ...thread_blocks import dependence, too_many
-from .comparisons import Shape
+from .along import Shape
 from .huge import HugeProbes
 
 #: Seconds of observed calls together, before the search among sizes ends, and that among data.

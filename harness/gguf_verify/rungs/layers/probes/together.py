@@ -12,18 +12,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ....formats.tensor_types import WeightFormat
 from ....kernels.comparisons import Compared, Comparison, in_words
+from ....kernels.launches import SparseProduct
 from ...plan import Probe, near
 from ...run import Run
 from .along import Shape
-from .compared_data import Blocks, probes_with
+from .compared_data import Blocks, Pair, QuantizedBlocks, probes_with, with_blocks
 from .comparisons import OF_DATA, Boundary, boundaries
 from .observing import Observed
-from .steering import places_of, steered
+from .steering import Steered, places_of, steered
 from .stored_numbers import Data
 
 #: Shapes, in units of K, at which data are searched for first, and then if they show further comparisons; the units of
@@ -38,15 +39,13 @@ _MOST_WORK_OBSERVED = 1 << 22
 #: Shapes and pairs of blocks of one line that are combined; calls of one comparison at a shape of its own.
 _MOST_SHAPES_OF_LINE, _MOST_PAIRS_OF_LINE, _MOST_CALLS = 8, 8, 8
 
-_Pair = tuple[bytes, bytes]
-
 
 @dataclass(frozen=True)
 class Base:
-    """Where a search begins: a shape, and the data of all blocks; None: ordinary ones."""
+    """Where a search begins: a shape, and a block of each operand that all are; None: ordinary ones."""
 
     shape: Shape
-    data: Data | None = None
+    pair: Pair | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class WithData:
 
     because: str
     shape: Shape
-    pairs: tuple[_Pair, ...]
+    pairs: tuple[Pair, ...]
     at: bool
 
 
@@ -78,7 +77,7 @@ class Together:
         #: Comparisons that a base showed, and those for which data were found.
         self._shown, self._done = set[Comparison](), set[Comparison]()
         #: FILE:LINE → the blocks found for it with a shape of its first search.
-        self._pairs: dict[str, tuple[_Pair, ...]] = {}
+        self._pairs: dict[str, tuple[Pair, ...]] = {}
 
     def probes(self, shapes: Sequence[Shape]) -> Iterator[Probe]:
         """Those of the comparisons with data. `shapes`: those that comparisons of ordinary products ask for."""
@@ -97,7 +96,7 @@ class Together:
             base = behind.popleft() if behind and with_data < _MOST_BEHIND else first.popleft()
             solved = self._from(base, most, behind)
             if solved is not None:
-                ordinary, with_data = ordinary + (base.data is None), with_data + (base.data is not None)
+                ordinary, with_data = ordinary + (base.pair is None), with_data + (base.pair is not None)
                 yield from solved
 
     def _ordinary(self) -> Iterator[Shape]:
@@ -114,43 +113,54 @@ class Together:
         if observed.calls and math.prod(shape) > _MOST_WORK_OBSERVED:
             return None
         product = observed.product(shape)
-        blocks = Blocks(self._semantics, product)
-        start = blocks.ordinary if base.data is None else base.data
-        here = observed(shape, None if base.data is None else blocks.of(product, start)) or {}
+        here = observed(shape, None if base.pair is None else with_blocks(product, [base.pair])) or {}
         if not here.keys() - self._shown:
             return None
         self._shown |= here.keys()
-
-        def observe(data: Data) -> Compared:
-            compared = observed(shape, blocks.of(product, data)) or {}
-            return {one: of for one, of in compared.items() if one not in self._done}
-
-        made = steered(start, blocks.numbers, observe, most)
-        self._done |= made.keys()
-        at, found = base.data is not None or shape not in {*self._ordinary()}, list[WithData]()
-        for place, data in [*places_of(made).items()][:_MOST_PLACES]:
-            pairs = tuple(map(blocks.bytes_of, data))
-            self._pairs.setdefault(place, pairs)
-            found.append(WithData(self._words(place), shape, pairs, at))
-        reached: dict[Data, None] = {}
-        for comparison, data in made.items():
-            if comparison not in here and comparison not in self._shown:
-                reached.setdefault(data[0])
-        for one in [*reached][:_MOST_SIZED]:
-            found += self._sized(shape, blocks, one, behind)
-        self._shown |= made.keys()
+        at, found = base.pair is not None or shape not in {*self._ordinary()}, list[WithData]()
+        reached, met, unequal = dict[Pair, None](), {*self._done}, frozenset[Comparison]()
+        blocks = Blocks(self._semantics, product, base.pair)
+        quantized = QuantizedBlocks.of(self._semantics, product, base.pair)
+        for each in (blocks,) if quantized is None else (blocks, quantized):
+            if each is quantized and not unequal:
+                continue
+            steps = self._steered(shape, product, each, met, most)
+            unequal = steps.unequal
+            for place, data in [*places_of(steps.data).items()][:_MOST_PLACES]:
+                pairs = tuple(map(each.bytes_of, data))
+                self._pairs[place] = (*self._pairs.get(place, ()), *pairs)
+                found.append(WithData(self._words(place), shape, pairs, at))
+            behind_data = [one for one in steps.data if one not in here and one not in self._shown]
+            reached |= dict.fromkeys(each.bytes_of(steps.data[one][0]) for one in behind_data)
+            self._done |= steps.data.keys()
+            met |= (here.keys() | steps.data.keys()) - unequal
+        for pair in [*reached][:_MOST_SIZED]:
+            found += self._sized(shape, pair, behind)
+        self._shown |= self._done
         return found
 
-    def _sized(self, shape: Shape, blocks: Blocks, data: Data, behind: deque[Base]) -> Iterator[WithData]:
+    def _steered(
+        self, shape: Shape, product: SparseProduct, blocks: Blocks, met: Collection[Comparison], most: int
+    ) -> Steered:  # fmt: skip
+        """The data that a search from some blocks finds. `met`: comparisons that are not solved."""
+        known = frozenset(met)
+
+        def observe(data: Data) -> Compared:
+            compared = self._observed(shape, with_blocks(product, [blocks.bytes_of(data)])) or {}
+            return {one: of for one, of in compared.items() if one not in known}
+
+        return steered(blocks.start, blocks.numbers, observe, most)
+
+    def _sized(self, shape: Shape, pair: Pair, behind: deque[Base]) -> Iterator[WithData]:
         """The shapes at which comparisons change that are only made with some data."""
 
         def with_data(shape: Shape) -> Compared | None:
-            return self._observed.sizes(shape, blocks.of(self._observed.product(shape), data))
+            return self._observed.sizes(shape, with_blocks(self._observed.product(shape), [pair]))
 
         for boundary in boundaries(self._domain, self._unit, with_data, OF_DATA, shape, self._shown):
             for found in boundary.shapes:
-                yield WithData(self._words(boundary.place), found, (blocks.bytes_of(data),), True)
-                behind.append(Base(found, data))
+                yield WithData(self._words(boundary.place), found, (pair,), True)
+                behind.append(Base(found, pair))
 
     def _of_lines(self) -> Iterator[WithData]:
         """The data and the shapes of comparisons on one line."""
