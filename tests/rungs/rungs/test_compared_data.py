@@ -376,3 +376,25 @@ def test_comparisons_with_the_number_of_calls(tmp_path: Path) -> None:
     (probe,) = [probe for probe in all_probes_of(path, 3) if probe.calls > 1]
     assert 70 <= probe.calls <= 100
     assert all(one in probe.because for one in conditions)
+
+
+# ---- probes that failed before ---------------------------------------------------------------------------------------
+
+
+@traced
+def test_a_probe_that_failed_is_tried_in_later_runs_of_the_same_source_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    condition = "if (from_half(xb.d) == 77.5f && M % 6 == 5)"
+    source = kernel_with(tmp_path, f"        {condition} acc += 1.0f;")
+    (rung,) = verified(f"{source}:gemm", "layers", probes="full", seed=3).rungs
+    assert condition in rung.failures[0].what
+    kept = [probe for probe in all_probes_of(source, 4) if "kept from an earlier run" in probe.because]
+    assert kept
+    for probe in kept:
+        assert condition in probe.because
+        assert probe.tokens[0] % 6 == 5
+        assert any(half(Block.of(*pair).d8) == 77.5 for pair in probe.data)
+    source.write_text(f"{source.read_text()}\n")
+    assert not any("kept from" in probe.because for probe in all_probes_of(source, 4))

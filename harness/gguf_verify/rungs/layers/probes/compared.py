@@ -18,6 +18,7 @@ from .along import Shape
 from .call_counts import CallCount, counts_of_calls
 from .comparisons import OF_BLOCKS, OF_CALLS, Boundary, boundaries
 from .huge import HugeProbes
+from .kept_probes import is_same, kept_probes
 from .observing import Observed
 from .together import Together
 
@@ -43,12 +44,14 @@ class ComparedProbes:
             product is large; else None.
         shapes: how many of them have a shape of their own; the others have data of their own.
         left: the number of further shapes.
+        kept: how many of the last ones failed in an earlier run.
         why_not: why comparisons cannot be observed, or None.
     """
 
     probes: tuple[tuple[Probe, _Needs | None], ...] = ()
     shapes: int = 0
     left: int = 0
+    kept: int = 0
     why_not: str | None = None
 
 
@@ -80,6 +83,7 @@ def compared_probes(
     probes = [*_possible(of_shapes, observed)]
     left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
     of_calls = _counted(run, fmt, unit, counts.values())
+    kept = kept_probes(run, fmt, unit) if with_data else []
     of_data = [*Together(run, fmt, observed, found).probes([*wanted])] if with_data else []
     why_not = None
     if kernel.compares == "thread blocks":
@@ -88,7 +92,9 @@ def compared_probes(
             why_not = why_not or observed.fault
     if observed.too_slow:
         why_not = f"its calls took {observed.seconds:.0f} s before all comparisons were observed"
-    return ComparedProbes((*probes, *_possible([*of_calls, *of_data], observed)), len(probes), left, why_not)
+    own = [*probes, *_possible([*of_calls, *of_data], observed)]
+    kept = [probe for probe in kept if all(not is_same(probe, other) for other, _ in own)]
+    return ComparedProbes((*own, *_possible(kept, observed)), len(probes), left, len(kept), why_not)
 
 
 def _counted(run: Run, fmt: WeightFormat, unit: int, counts: Collection[CallCount]) -> Iterator[Probe]:

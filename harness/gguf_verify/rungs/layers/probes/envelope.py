@@ -40,10 +40,11 @@ from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF, inputs
 from .alignment import Addresses, is_checked, spread
-from .compared import compared_again, compared_probes
+from .compared import ComparedProbes, compared_again, compared_probes
 from .findings import HugeFound, named_fault
 from .huge import HugeProbes
 from .inputs import ProbeInputs
+from .kept_probes import keep_probes
 from .limits import limit_of, record_limit
 from .turns import ORDER, called_in_turn, kept_between, turns_of
 
@@ -168,6 +169,10 @@ class TypeProbes:
         """Whether so many calls are wrong that no further ones are tried."""
         return self.found.faults + len({wrong[1:] for wrong in self.found.wrong}) >= _MOST_WRONG
 
+    @property
+    def _wrong_calls(self) -> int:
+        return self.found.faults + len(self.found.wrong)
+
     def _compared(self, planned: list[Probe]) -> HugeFound:
         """Run and judge the kernel at the shapes and with the data that its code compares with; return the findings of
         those of which only some thread blocks ran.
@@ -184,21 +189,31 @@ class TypeProbes:
             return huge.found
         with_data = only is None or only.number > first
         found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens}, with_data)
-        probes = found.probes
+        probes, shapes = found.probes, found.shapes
         if only is not None and only.number == first:
             alike = [one for one in probes if (*one[0].tokens, one[0].n, one[0].k) == (only.m, only.n, only.k)]
             probes = (*alike[:1],) if alike else compared_again(run, fmt, huge, (only.m, only.n, only.k))
+            shapes = len(probes)
+        failed = list[Probe]()
         for at, (probe, needs) in enumerate(probes):
-            number = first + 1 + at - found.shapes if probe.data or probe.calls > 1 else first
-            if only is None or only.number == number:
-                if self._is_wrong or run.budget.spent:
-                    break
-                if needs is None:
-                    self._probe(probe, number)
-                    continue
-                probe = self._inputs.finite(probe) if probe.data else probe
-                if not huge.check_shape(probe, number, needs):
-                    self.found.wrong.append((probe.tokens[0], probe.n, probe.k))
+            number = first if at < shapes else first + 1 + at - shapes
+            if only is not None and only.number != number:
+                continue
+            if self._is_wrong or run.budget.spent:
+                break
+            before = self._wrong_calls
+            if needs is None:
+                self._probe(probe, number)
+            elif not huge.check_shape(self._inputs.finite(probe) if probe.data else probe, number, needs):
+                self.found.wrong.append((probe.tokens[0], probe.n, probe.k))
+            failed += [probe] if self._wrong_calls > before else []
+        if failed and only is None:
+            keep_probes(run, fmt, failed)
+        self._say_compared(found)
+        return huge.found
+
+    def _say_compared(self, found: ComparedProbes) -> None:
+        """Record which probes followed from comparisons, and what was not tried."""
         if found.why_not is not None:
             self.found.not_covered.append(("shapes with which its code compares", found.why_not))
         elif found.left:
@@ -207,11 +222,11 @@ class TypeProbes:
         if found.probes:
             tried = [counted(found.shapes, "shapes")] if found.shapes else []
             tried += [f"{probe.calls} calls" for probe, _ in found.probes if probe.calls > 1]
+            tried += [f"{counted(found.kept, 'probes')} kept from earlier runs"] if found.kept else []
             of_data = len({probe.data for probe, _ in found.probes} - {()})
             tried += [f"data of {counted(of_data, 'comparisons')}"] if of_data else []
             words = f"{', '.join(tried)} beside the probe plan: the kernel's code compares with them"
-            self._result.note(f"{fmt.name}: {words}")
-        return huge.found
+            self._result.note(f"{self._fmt.name}: {words}")
 
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
