@@ -21,7 +21,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.field_classes import numbers_of
-from gguf_verify.rungs.layers.probes.compared import compared_probes
+from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.compared_data import QuantizedBlocks
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.layers.probes.steering import steered
@@ -213,7 +213,11 @@ def probes_of(source: Path, seed: int) -> list[Probe]:
 
 
 def all_probes_of(source: Path, seed: int) -> list[Probe]:
-    """Those that follow from its comparisons."""
+    return [probe for probe, _ in compared_in(source, seed).probes]
+
+
+def compared_in(source: Path, seed: int) -> ComparedProbes:
+    """The probes that follow from the comparisons of a kernel."""
     with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
         kernel = open_foreign(f"{source}:gemm", CpuHost(1))
         try:
@@ -221,7 +225,7 @@ def all_probes_of(source: Path, seed: int) -> list[Probe]:
             tensor = model.tensors["blk.0.attn_k.weight"]
             units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
             huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-            return [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes]
+            return compared_probes(run, Q4_0, huge, set())
         finally:
             kernel.close()
 
@@ -368,14 +372,18 @@ def test_values_are_found_whose_quantization_gives_a_scale_a_code_and_a_sum(bloc
 
 @traced
 def test_comparisons_with_the_number_of_calls(tmp_path: Path) -> None:
-    conditions = ("calls == 54", "calls % 37 == 5", "calls >= 70")
-    path = kernel_with(tmp_path, "\n".join(f"        if ({one}) acc += 0.0f * acc;" for one in conditions))
+    conditions = ("calls == 54", "calls % 37 == 5")
+    statements = "\n".join(f"        if ({one}) acc += 0.0f * acc;" for one in (*conditions, "calls == 9000"))
+    path = kernel_with(tmp_path, statements)
     source = path.read_text()
     body = source.index("{", source.index(" gemm(")) + 1
     path.write_text(source[:body] + COUNTER + source[body:])
-    (probe,) = [probe for probe in all_probes_of(path, 3) if probe.calls > 1]
-    assert 70 <= probe.calls <= 100
+    found = compared_in(path, 3)
+    (probe,) = [probe for probe, _ in found.probes if probe.calls > 1]
+    assert 54 <= probe.calls <= 80
     assert all(one in probe.because for one in conditions)
+    (far,) = found.far
+    assert "calls == 9000" in far
 
 
 # ---- probes that failed before ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ....formats.block import BlockFormat
 from ....formats.tensor_types import WeightFormat
 from ....kernels.comparisons import CodeNumber, Compared, Comparison, Operands, in_words
 from ....kernels.launches import Needs
+from ....support.text import counted
 from ...plan import Blocks, Probe, near
 from ...run import Run
 from .along import Shape
@@ -45,6 +46,7 @@ class ComparedProbes:
         shapes: how many of them have a shape of their own; the others have data of their own.
         left: the number of further shapes.
         kept: how many of the last ones failed in an earlier run.
+        far: comparisons with a number of calls that is not reached, in words.
         why_not: why comparisons cannot be observed, or None.
     """
 
@@ -52,7 +54,18 @@ class ComparedProbes:
     shapes: int = 0
     left: int = 0
     kept: int = 0
+    far: tuple[str, ...] = ()
     why_not: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What is tried, in words."""
+        data = len({probe.data for probe, _ in self.probes} - {()})
+        tried = [counted(self.shapes, "shapes")] if self.shapes else []
+        tried += [f"{probe.calls} calls" for probe, _ in self.probes if probe.calls > 1]
+        tried += [f"{counted(self.kept, 'probes')} kept from earlier runs"] if self.kept else []
+        tried += [f"data of {counted(data, 'comparisons')}"] if data else []
+        return " and ".join(filter(None, (", ".join(tried[:-1]), tried[-1]))) if tried else "nothing"
 
 
 def compared_probes(
@@ -93,8 +106,9 @@ def compared_probes(
     if observed.too_slow:
         why_not = f"its calls took {observed.seconds:.0f} s before all comparisons were observed"
     own = [*probes, *_possible([*of_calls, *of_data], observed)]
+    far = tuple({in_words(count.place, run.kernel.texts): None for count in counts.values() if count.calls is None})
     kept = [probe for probe in kept if all(not is_same(probe, other) for other, _ in own)]
-    return ComparedProbes((*own, *_possible(kept, observed)), len(probes), left, len(kept), why_not)
+    return ComparedProbes((*own, *_possible(kept, observed)), len(probes), left, len(kept), far, why_not)
 
 
 def _counted(run: Run, fmt: WeightFormat, unit: int, counts: Collection[CallCount]) -> Iterator[Probe]:

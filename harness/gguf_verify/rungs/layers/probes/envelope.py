@@ -30,7 +30,7 @@ from ....results.rungs import RungResult
 from ....semantics.order import Order
 from ....semantics.sums import Product
 from ....support.errors import KernelFault, NotRun
-from ....support.text import counted, printable
+from ....support.text import printable
 from ...calls import calling
 from ...explain import Explanations, Place, WrongCall
 from ...generated_inputs import representable
@@ -40,6 +40,7 @@ from ...remade import KernelCall
 from ...run import Run
 from ...schedules import BRIEF, inputs
 from .alignment import Addresses, is_checked, spread
+from .call_counts import MOST
 from .compared import ComparedProbes, compared_again, compared_probes
 from .findings import HugeFound, named_fault
 from .huge import HugeProbes
@@ -219,13 +220,10 @@ class TypeProbes:
         elif found.left:
             why = f"it has {found.left} more"
             self.found.not_covered.append(("some shapes with which its code compares", why))
+        for place in found.far:
+            self.found.not_covered.append((place, f"it compares with a number of calls, more than {MOST} away"))
         if found.probes:
-            tried = [counted(found.shapes, "shapes")] if found.shapes else []
-            tried += [f"{probe.calls} calls" for probe, _ in found.probes if probe.calls > 1]
-            tried += [f"{counted(found.kept, 'probes')} kept from earlier runs"] if found.kept else []
-            of_data = len({probe.data for probe, _ in found.probes} - {()})
-            tried += [f"data of {counted(of_data, 'comparisons')}"] if of_data else []
-            words = f"{', '.join(tried)} beside the probe plan: the kernel's code compares with them"
+            words = f"{found.words} beside the probe plan: the kernel's code compares with them"
             self._result.note(f"{self._fmt.name}: {words}")
 
     def _account(self, large: HugeFound) -> None:

@@ -18,10 +18,11 @@ from ....support.cache import kept, taken
 from ....support.text import printable
 from ...plan import PLAN, Probe
 from ...run import Run
+from .call_counts import MOST
 
 _SUFFIX, _KEPT = ".probes", ", kept from an earlier run"
-#: Probes of one source and type of weights; pairs of blocks of a probe; calls.
-_MOST, _MOST_PAIRS, _MOST_CALLS = 16, 16, 300
+#: Probes of one source and type of weights; pairs of blocks of a probe.
+_MOST, _MOST_PAIRS = 16, 16
 
 
 class _Kept(msgspec.Struct):
@@ -41,7 +42,7 @@ def kept_probes(run: Run, fmt: WeightFormat, unit: int) -> list[Probe]:
     found, domain = [], run.kernel.domain
     for one in _entries(run, fmt):
         possible = one.m in domain.m and one.n in domain.n and one.k in domain.k and not one.k % unit
-        if not possible or len(one.data) > _MOST_PAIRS or not 1 <= one.calls <= _MOST_CALLS or one.first < 0:
+        if not possible or len(one.data) > _MOST_PAIRS or not 1 <= one.calls <= MOST or one.first < 0:
             continue
         try:
             data = tuple((bytes.fromhex(weights), bytes.fromhex(x)) for weights, x in one.data)
