@@ -51,6 +51,11 @@ class Operands:
         return self.a[0] == self.a[1] and self.b[0] == self.b[1]
 
     @property
+    def several_outcomes(self) -> bool:
+        """Whether threads had different ones of a < b, a = b and a > b."""
+        return (self.outcomes & 7).bit_count() > 1
+
+    @property
     def sign(self) -> int:
         """That of the smallest a - b: -1, 0, or 1."""
         return (self.apart[0] > 0) - (self.apart[0] < 0)

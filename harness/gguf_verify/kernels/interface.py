@@ -175,6 +175,9 @@ class Candidate(ABC):
     def try_every_address(self) -> None:  # noqa: B027 - most have none
         """Make each call with all combinations of aligned and unaligned operands from now on."""
 
+    def restart(self) -> None:  # noqa: B027 - most have no process
+        """End its process: the next call is the first one of another process."""
+
     def close(self) -> None:  # noqa: B027 - most have no process
         """End the processes that it started."""
 

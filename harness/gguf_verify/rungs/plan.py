@@ -93,6 +93,7 @@ class Probe:
             text; or "".
         data: blocks of weights and of activations (or their values), which are combined: all blocks of rows and tokens,
             and their last one.
+        calls: how often each call is made, from the first one of a process on.
     """
 
     tokens: tuple[int, ...]
@@ -104,6 +105,7 @@ class Probe:
     first: int = 0
     because: str = ""
     data: tuple[tuple[bytes, bytes], ...] = ()
+    calls: int = 1
 
 
 def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = False) -> list[Probe]:

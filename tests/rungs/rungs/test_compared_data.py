@@ -16,18 +16,23 @@ from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.comparisons import Compared, Comparison, Operands
 from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.launches import SparseProduct
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.field_classes import numbers_of
-from gguf_verify.rungs.layers.probes.compared import compared_probes
+from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
+from gguf_verify.rungs.layers.probes.compared_data import QuantizedBlocks
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.layers.probes.steering import steered
 from gguf_verify.rungs.layers.probes.stored_numbers import Data, numbers
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.rungs.run import Run
+from gguf_verify.semantics.definition import quantized_inside
+from gguf_verify.semantics.definitions import SEMANTICS
 from tests.support.foreign_runs import altered, verified
 from tests.support.tools import FIXTURES
+from tools.measure.mutation.guarded import COUNTER
 
 traced = pytest.mark.skipif(checks_fault() is not None, reason=f"comparisons are not traced: {checks_fault()}")
 
@@ -86,7 +91,7 @@ def found(*comparisons: Compare) -> list[list[Block]]:
         made = [(i, [*map(float, both)]) for i, of in enumerate(comparisons) if (both := of(block)) is not None]
         return {Comparison(f"k.cu:{i}", 0): Operands((a, a), (b, b), (a - b, a - b)) for i, (a, b) in made}
 
-    data = steered(BASE, NUMBERS, observe, 2000)
+    data = steered(BASE, NUMBERS, observe, 2000).data
     return [[block_of(one) for one in data.get(Comparison(f"k.cu:{i}", 0), ())] for i in range(len(comparisons))]
 
 
@@ -204,6 +209,15 @@ def kernel_with(folder: Path, statements: str) -> Path:
 
 def probes_of(source: Path, seed: int) -> list[Probe]:
     """Those with data of a kernel."""
+    return [probe for probe in all_probes_of(source, seed) if probe.data]
+
+
+def all_probes_of(source: Path, seed: int) -> list[Probe]:
+    return [probe for probe, _ in compared_in(source, seed).probes]
+
+
+def compared_in(source: Path, seed: int) -> ComparedProbes:
+    """The probes that follow from the comparisons of a kernel."""
     with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
         kernel = open_foreign(f"{source}:gemm", CpuHost(1))
         try:
@@ -211,7 +225,7 @@ def probes_of(source: Path, seed: int) -> list[Probe]:
             tensor = model.tensors["blk.0.attn_k.weight"]
             units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
             huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-            return [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes if probe.data]
+            return compared_probes(run, Q4_0, huge, set())
         finally:
             kernel.close()
 
@@ -278,3 +292,117 @@ def test_data_of_a_kernel_in_python(tmp_path: Path) -> None:
     for statement, holds in STATEMENTS.items():
         data = [pair for probe in found if statement in probe.because for pair in probe.data]
         assert {holds(Block.of(*pair)) for pair in data} == {False, True}, statement
+
+
+# ---- data and sizes of one condition ---------------------------------------------------------------------------------
+
+#: A condition → whether it holds in a product (M, N, K), and in a block.
+OF_BOTH: dict[str, tuple[Callable[[int, int, int], bool], Callable[[Block], bool]]] = {
+    "if (sum == -6988 && M % 6 == 5)": (lambda m, n, k: m % 6 == 5, lambda b: b.dot == -6988),
+    "if (N % 37 == 28 && xb.qs[2] == -102)": (lambda m, n, k: n % 37 == 28, lambda b: b.q8[2] == -102),
+    "if ((from_half(wb.d) == -12.625f) & (K == 11008))": (lambda m, n, k: k == 11008, lambda b: half(b.d) == -12.625),
+    "if (from_half(xb.d) == 0.08380127f && M >= 29253 && (wb.qs[1] & 15) == 9)": (
+        lambda m, n, k: m >= 29253, lambda b: half(b.d8) == np.float32(0.08380127) and b.q[1] == 9,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def probes_of_both(tmp_path_factory: pytest.TempPathFactory) -> list[Probe]:
+    """Those with data for a correct kernel with all such conditions."""
+    statements = "\n".join(f"        {c} acc += 0.0f * acc;" for c in OF_BOTH)
+    return probes_of(kernel_with(tmp_path_factory.mktemp("compared"), statements), 3)
+
+
+@traced
+@pytest.mark.parametrize("condition", OF_BOTH)
+def test_data_and_sizes_of_one_condition_are_probed_together(condition: str, probes_of_both: list[Probe]) -> None:
+    of_size, of_data = OF_BOTH[condition]
+    assert any(
+        of_size(probe.tokens[0], probe.n, probe.k) and any(of_data(Block.of(*pair)) for pair in probe.data)
+        for probe in probes_of_both
+        if condition[:60] in probe.because
+    )
+
+
+def test_data_and_sizes_of_one_condition_in_python(tmp_path: Path) -> None:
+    before = "        y += d_w * (d_a"
+    statement = "y += 0 if products[0, 0] == 12345 and shape.n % 6 == 5 else 0"
+    found = probes_of(altered(tmp_path, "numpy_q4_0.py", before, f"        {statement}\n{before}"), 3)
+    assert any(probe.n % 6 == 5 and any(Block.of(*pair).dot == 12345 for pair in probe.data) for probe in found)
+
+
+# ---- kernels that quantize their activations -------------------------------------------------------------------------
+
+
+def quantized(data: Data, blocks: QuantizedBlocks) -> Block:
+    """What a kernel quantizes the values of data to."""
+    weights, x = blocks.bytes_of(data)
+    assert blocks.semantics.inside is not None
+    return Block.of(weights, blocks.semantics.inside.bytes_of(np.frombuffer(x, np.float32)[None]).tobytes())
+
+
+@pytest.fixture
+def blocks() -> QuantizedBlocks:
+    semantics = quantized_inside(SEMANTICS["q8_1"])
+    x = semantics.bytes_of(np.random.default_rng(3).uniform(-2, 2, (1, 32)).astype(np.float32))
+    product = SparseProduct(Q4_0, 3, 7, 32, x.size, np.frombuffer(BASE.weights.to_bytes(18, "little"), np.uint8), x[0])
+    found = QuantizedBlocks.of(semantics, product, None)
+    assert found is not None
+    return found
+
+
+def test_values_are_found_whose_quantization_gives_a_scale_a_code_and_a_sum(blocks: QuantizedBlocks) -> None:
+    by_name = dict(zip(numbers_of(Q8_1), (n for n in blocks.numbers if not n.weights), strict=True))
+    start = quantized(blocks.start, blocks)
+    for pattern in (0x3C01, 0x0400, 0x6BFF):
+        assert quantized(by_name["d scale"].set(blocks.start, pattern), blocks).d8 == pattern
+    for place, code in ((0, -77), (5, 126), (30, 3)):
+        made = quantized(by_name["x"].singles[place].set(blocks.start, code & 255), blocks)
+        assert sorted(np.flatnonzero(made.q8 != start.q8)) == [place + int(place >= np.abs(start.q8).argmax())]
+        assert code in made.q8
+    for value in (-3.25, 11.0, 0.125):
+        made = quantized(by_name["s sum"].set(blocks.start, bits(np.float16(value))), blocks)
+        assert half(made.s) == np.float16(value)
+        assert made.d8 == start.d8
+
+
+# ---- numbers of calls ------------------------------------------------------------------------------------------------
+
+
+@traced
+def test_comparisons_with_the_number_of_calls(tmp_path: Path) -> None:
+    conditions = ("calls == 54", "calls % 37 == 5")
+    statements = "\n".join(f"        if ({one}) acc += 0.0f * acc;" for one in (*conditions, "calls == 9000"))
+    path = kernel_with(tmp_path, statements)
+    source = path.read_text()
+    body = source.index("{", source.index(" gemm(")) + 1
+    path.write_text(source[:body] + COUNTER + source[body:])
+    found = compared_in(path, 3)
+    (probe,) = [probe for probe, _ in found.probes if probe.calls > 1]
+    assert 54 <= probe.calls <= 80
+    assert all(one in probe.because for one in conditions)
+    (far,) = found.far
+    assert "calls == 9000" in far
+
+
+# ---- probes that failed before ---------------------------------------------------------------------------------------
+
+
+@traced
+def test_a_probe_that_failed_is_tried_in_later_runs_of_the_same_source_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    condition = "if (from_half(xb.d) == 77.5f && M % 6 == 5)"
+    source = kernel_with(tmp_path, f"        {condition} acc += 1.0f;")
+    (rung,) = verified(f"{source}:gemm", "layers", probes="full", seed=3).rungs
+    assert condition in rung.failures[0].what
+    kept = [probe for probe in all_probes_of(source, 4) if "kept from an earlier run" in probe.because]
+    assert kept
+    for probe in kept:
+        assert condition in probe.because
+        assert probe.tokens[0] % 6 == 5
+        assert any(half(Block.of(*pair).d8) == 77.5 for pair in probe.data)
+    source.write_text(f"{source.read_text()}\n")
+    assert not any("kept from" in probe.because for probe in all_probes_of(source, 4))

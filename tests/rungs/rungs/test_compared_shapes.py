@@ -20,10 +20,11 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
+from gguf_verify.rungs.layers.probes.along import Shape
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
-from gguf_verify.rungs.layers.probes.comparisons import Shape, boundaries
+from gguf_verify.rungs.layers.probes.comparisons import boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import Probe, shapes_of
+from gguf_verify.rungs.plan import Probe, plan, shapes_of
 from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
 from tests.support.tools import FIXTURES
@@ -283,6 +284,17 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     (rung,) = right.rungs
     assert rung.verdict == "passed"
     assert any("the kernel's code compares with them" in note for note in rung.notes)
+
+
+@traced
+def test_a_shape_that_the_search_does_not_find_again_is_tried_again(tmp_path: Path) -> None:
+    number = len(plan(EVERYTHING, 32, True, 3)) + 2
+    source = kernel_with(tmp_path, "    if (M == 7 && N == 77) acc += 1.0f;")
+    call = f"probe,number={number},m=7,n=77,k=96"
+    (rung,) = verified(f"{source}:gemm", "layers", probes="full", seed=3, only_call=call).rungs
+    assert rung.failures
+    assert rung.failures[0].call is not None
+    assert rung.failures[0].call.id == call
 
 
 @traced

@@ -690,6 +690,9 @@ class ForeignKernel(Kernel):
             raise KernelFault(f"no call of {weights.n} rows and {weights.k} columns is in its domain")
         return n, k
 
+    def restart(self) -> None:
+        self._conversation.end()
+
     def close(self) -> None:
         """End its processes."""
         self._conversation.stop()

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 
 from ....kernels.comparisons import Compared, Comparison, Operands
 from ....kernels.domain import Domain
 from ...plan import near
+from .along import LARGEST, Line, Shape
 from .forms import Form, Outcome, Steps, fitted, is_whole, nearest, satisfying
+from .signals import Signal, signals_of
 
-Shape = tuple[int, int, int]
 #: The comparisons of a call of a shape; None if it cannot be made.
 Observe = Callable[[Shape], Compared | None]
 
@@ -36,11 +37,8 @@ _BESIDE = 1
 _TRIES, _FEW_VALUES = 4, 6
 #: Values without a form after which none is expected.
 _ENOUGH = 32
-#: Counts over which a period is searched where no form is found: sizes of tiles that kernels have first.
-_PERIOD = 256
-_TILES = tuple(tile << i for tile in (1, 3) for i in range(9) if tile << i <= _PERIOD)
-#: The shape of the first base (in units of K), and the largest sizes that are observed.
-_BASE, _LARGEST = (3, 33, 2), (1 << 21, 1 << 21, 1 << 16)
+#: The shape of the first base, in units of K.
+_BASE = (3, 33, 2)
 #: Sizes of real products, at which the code behind a comparison also runs.
 _LARGER = (67, 389, 1280)
 #: Steps from a base at which the operands are observed first: with many remainders.
@@ -64,9 +62,11 @@ class Effort:
     offsets: tuple[int, ...]
 
 
-#: Of thread blocks, which cost the same at every size; and of whole calls.
+#: Of thread blocks, which cost the same at every size; of whole calls.
 OF_BLOCKS = Effort(500, 20, 60, _OFFSETS)
 OF_CALLS = Effort(1000, 40, 24, (0, 1, 6, 29, 617, 3137))
+#: Of thread blocks with data of their own.
+OF_DATA = Effort(160, 4, 8, (0, 1, 6, 29, 617, 3137))
 
 
 @dataclass(frozen=True)
@@ -91,58 +91,22 @@ class Boundary:
         return self.further, not self.uniform
 
 
-def boundaries(domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS) -> list[Boundary]:
+def boundaries(
+    domain: Domain, unit: int, observe: Observe, effort: Effort = OF_BLOCKS, start: Shape | None = None,
+    known: Collection[Comparison] = (),
+) -> list[Boundary]:  # fmt: skip
     """The shapes at which comparisons change their outcome, by their rank.
 
     Args:
         domain: of the kernel; no shape is outside, and none is observed there.
         unit: K is a multiple of this.
+        start: a shape of the domain at which the search begins; None: a small one.
+        known: comparisons that are not solved.
     """
-    search = _Search(domain, unit, observe, effort)
-    first = search.first()
+    search = _Search(domain, unit, observe, effort, frozenset(known))
+    first = start or search.first()
     found = {} if first is None else dict.fromkeys(search.boundaries(first))
     return sorted(found, key=lambda boundary: boundary.rank)
-
-
-@dataclass(frozen=True)
-class _Signal:
-    """A number that a comparison's outcome depends on: it changes where this is `level`.
-
-    Args:
-        name: the field of `Operands`.
-        end: 0 for the smallest value among the threads, 1 for the largest.
-        of_range: 0 is a level because the comparison may be a range test.
-    """
-
-    name: str
-    end: int
-    level: float = 0
-    of_range: bool = False
-
-    def of(self, operands: Operands) -> float:
-        return float(getattr(operands, self.name)[self.end])
-
-    def sign(self, operands: Operands) -> int:
-        """-1 below the level, 1 above it."""
-        value = self.of(operands)
-        return (value > self.level) - (value < self.level)
-
-
-def _signals(operands: Sequence[Operands]) -> list[_Signal]:
-    """The numbers that change along operands, each once: one of them if the other is constant, else a - b."""
-    found: dict[tuple[float, ...], _Signal] = {}
-    for end in (1, 0):
-        for name, other in (("a", "b"), ("b", "a")):
-            level, *others = {e for one in operands for e in getattr(one, other)}
-            if not others:
-                # a range test, C > x - D without a sign, changes at x = D and at x = C + D
-                for signal in (_Signal(name, end, level), _Signal(name, end, 0, of_range=True)):
-                    found.setdefault((*map(signal.of, operands), signal.level), signal)
-                break
-        else:
-            signal = _Signal("apart", end)
-            found.setdefault((*map(signal.of, operands), 0), signal)
-    return [signal for (*values, _), signal in found.items() if len({*values}) > 1]
 
 
 @dataclass(frozen=True)
@@ -171,11 +135,12 @@ class _Search:
     unit: int
     observe: Observe
     effort: Effort
+    known: frozenset[Comparison]
     _observed: dict[Shape, Compared | None] = field(default_factory=dict)
     #: The operands of a comparison wherever it was observed; its signals by their number; forms, and that number.
     _made: dict[Comparison, dict[Shape, Operands]] = field(default_factory=lambda: defaultdict(dict))
-    _signals: dict[tuple[Comparison, int], list[_Signal]] = field(default_factory=dict)
-    _forms: dict[tuple[Comparison, _Signal], tuple[int, Form | None]] = field(default_factory=dict)
+    _signals: dict[tuple[Comparison, int], list[Signal]] = field(default_factory=dict)
+    _forms: dict[tuple[Comparison, Signal], tuple[int, Form | None]] = field(default_factory=dict)
 
     def at(self, shape: Shape) -> Compared | None:
         if shape not in self._observed:
@@ -204,14 +169,14 @@ class _Search:
     @cached_property
     def ranges(self) -> tuple[range, ...]:
         """The allowed sizes, counted in steps."""
-        extents = zip((self.domain.m, self.domain.n, self.domain.k), self.steps, _LARGEST, strict=True)
+        extents = zip((self.domain.m, self.domain.n, self.domain.k), self.steps, LARGEST, strict=True)
         return tuple(
             range(max(1, -(-one.least // step)), min(one.most or most, most) // step + 1) for one, step, most in extents
         )
 
     def boundaries(self, first: Shape) -> Iterator[Boundary]:
         """Those of the comparisons at a shape, and of those that show at the shapes found."""
-        waiting, seen, bases = deque[tuple[Shape, Comparison]](), set[Comparison](), 0
+        waiting, seen, bases = deque[tuple[Shape, Comparison]](), {*self.known}, 0
         together, tried = dict[_Together, Shape](), set[_Together]()
         shapes: list[tuple[Shape, tuple[Comparison, ...]]] = [(first, ())]
         while shapes or waiting or together:
@@ -248,7 +213,7 @@ class _Search:
         Args:
             kept: comparisons whose outcomes stay those at the base.
         """
-        lines = [_Line(self, base, d, comparison) for d in range(3)] if not kept else []
+        lines = [Line(self, base, d, comparison, self.effort.offsets) for d in range(3)] if not kept else []
         others = self.outcomes(base, comparison, kept)
         if others and len({(one.a, one.b) for one in self._made[comparison].values()}) < _FEW_VALUES:
             for counts in satisfying(others, self.count(base), self.ranges, _FEW_VALUES):
@@ -268,7 +233,7 @@ class _Search:
                     yield Boundary(comparison.place, line.uniform(crossing), False, line.beside(crossing))
 
     def solved(
-        self, base: Shape, comparison: Comparison, signal: _Signal, kept: tuple[Comparison, ...]
+        self, base: Shape, comparison: Comparison, signal: Signal, kept: tuple[Comparison, ...]
     ) -> tuple[Form | None, tuple[Shape, ...]]:  # fmt: skip
         """The form of a signal and the shapes at which the outcome changes: what they show improves both."""
         shapes, tried, known = tuple[Shape, ...](), dict[Shape, None](), None
@@ -291,7 +256,7 @@ class _Search:
         tried = {shape: None for shape in tried if shape not in self._made[comparison] or shape in shapes}
         return form, () if form is None else tuple(tried)
 
-    def larger(self, base: Shape, comparison: Comparison, signal: _Signal, form: Form) -> Iterator[Shape]:
+    def larger(self, base: Shape, comparison: Comparison, signal: Signal, form: Form) -> Iterator[Shape]:
         """Shapes with another outcome than at a base, whose other sizes are larger: it may only matter there."""
         target, others = Outcome(form, int(signal.level)), self.outcomes(base, comparison, ())
         sizes = [self.near(d, size) for d, size in enumerate(_LARGER)]
@@ -308,17 +273,17 @@ class _Search:
         m, n, k = (count * step for count, step in zip(counts, self.steps, strict=True))
         return m, n, k
 
-    def signals(self, comparison: Comparison) -> list[_Signal]:
+    def signals(self, comparison: Comparison) -> list[Signal]:
         """The numbers that change its outcome, each once."""
         key = comparison, len(self._made[comparison])
         if key not in self._signals:
-            changing = _signals([*self._made[comparison].values()])
+            changing = signals_of([*self._made[comparison].values()])
             self._signals[key] = [
                 one for one in changing if not (one.of_range and (form := self.form(comparison, one)) and form.divisor)
             ]
         return self._signals[key]
 
-    def form(self, comparison: Comparison, signal: _Signal) -> Form | None:
+    def form(self, comparison: Comparison, signal: Signal) -> Form | None:
         made = self._made[comparison]
         known, form = self._forms.get((comparison, signal), (0, None))
         new = [(self.count(shape), signal.of(operands)) for shape, operands in islice(made.items(), known, None)]
@@ -366,117 +331,3 @@ def _lines_between(comparisons: Collection[Comparison]) -> int | None:
         return None
     lines = [int(line) for _, _, line in places]
     return max(lines) - min(lines)
-
-
-@dataclass
-class _Line:
-    """The operands of a comparison along one dimension."""
-
-    search: _Search
-    base: Shape
-    dimension: int
-    comparison: Comparison
-
-    def __post_init__(self) -> None:
-        self.start, self.step = self.base[self.dimension], self.search.steps[self.dimension]
-        sizes = (self.start + steps * self.step for steps in self.search.effort.offsets)
-        self.sizes = [size for size in sizes if self.operands(size) is not None]
-
-    def shape(self, size: int) -> Shape:
-        m, n, k = (size if d == self.dimension else other for d, other in enumerate(self.base))
-        return m, n, k
-
-    def operands(self, size: int) -> Operands | None:
-        if not 0 < size <= _LARGEST[self.dimension] or self.search.near(self.dimension, size) != size:
-            return None
-        return (self.search.at(self.shape(size)) or {}).get(self.comparison)
-
-    def uniform(self, size: int) -> bool:
-        operands = self.operands(size)
-        return operands is not None and operands.uniform
-
-    def value(self, signal: _Signal, size: int) -> float | None:
-        operands = self.operands(size)
-        return None if operands is None else float(getattr(operands, signal.name)[signal.end])
-
-    def signals(self) -> list[_Signal]:
-        """The signals that change along the line, each once."""
-        seen = [operands for operands in map(self.operands, self.sizes) if operands is not None]
-        found: dict[tuple[float, ...], _Signal] = {}
-        for name, other in (("apart", ""), ("a", "b"), ("b", "a")):
-            # a range test, C > x - D without a sign, changes at x = D and at x = C + D
-            if other and len({end for operands in seen for end in getattr(operands, other)}) > 1:
-                continue
-            for end in (1, 0):
-                values = tuple(getattr(operands, name)[end] for operands in seen)
-                if len({*values}) > 1:
-                    found.setdefault(values, _Signal(name, end))
-        return list(found.values())
-
-    def crossings(self, signal: _Signal) -> tuple[int, ...]:
-        """The first size found at which the signal is 0 or has changed its sign; and where it ceases to be 0."""
-        first = self.crossing(signal)
-        if first is None or self.value(signal, first) != 0 or self.value(signal, first + self.step) != 0:
-            return () if first is None else (first,)
-        steps = 2
-        while self.value(signal, first + steps * self.step) == 0:
-            steps *= 2
-        last, end = first + steps // 2 * self.step, first + steps * self.step
-        if self.value(signal, end) is None:
-            return (first,)
-        while end - last > self.step:
-            middle = last + (end - last) // (2 * self.step) * self.step
-            last, end = (middle, end) if self.value(signal, middle) == 0 else (last, middle)
-        return first, end
-
-    def crossing(self, signal: _Signal) -> int | None:
-        points = [(size, self.value(signal, size) or 0.0) for size in self.sizes]
-        for (low, before), (high, after) in pairwise(points):
-            if before and before * after <= 0:
-                return self.bisected(signal, low, high)
-        (first, value), *others = points
-        if value == 0:
-            return first
-        for size, other in (others[0], others[-1]):  # the local slope, and the slope of the whole
-            slope = (other - value) / (size - first)
-            if slope and (found := self.refined(signal, first, value, slope)) is not None:
-                return found
-        slopes = {(other - value) / (size - first) for size, other in others}
-        remainder = signal.name == "apart" and len(slopes) > 1 and self.uniform(first)
-        return self.scanned(signal, value) if remainder else None
-
-    def refined(self, signal: _Signal, first: int, value: float, slope: float) -> int | None:
-        """The size that the slope predicts, if the signal is 0 or of another sign there."""
-        steps = round(-value / slope / self.step)
-        there = first + steps * self.step
-        after = self.value(signal, there)
-        if after is None or steps == 0:
-            return None
-        return self.bisected(signal, min(first, there), max(first, there)) if after * value <= 0 else None
-
-    def bisected(self, signal: _Signal, low: int, high: int) -> int:
-        """The smallest size at which the signal has not the sign that it has at `low`, if it changes once."""
-        before = self.value(signal, low) or 0.0
-        while high - low > self.step:
-            middle = low + (high - low) // (2 * self.step) * self.step
-            there = self.value(signal, middle)
-            if there is not None and there * before > 0:
-                low = middle
-            else:
-                high = middle
-        return high
-
-    def scanned(self, signal: _Signal, value: float) -> int | None:
-        """A size within a period with 0 or another sign: multiples of likely tiles first."""
-        multiples = (-(-self.start // (tile * self.step)) * tile * self.step for tile in _TILES)
-        for size in (*multiples, *(self.start + steps * self.step for steps in range(1, _PERIOD))):
-            there = self.value(signal, size)
-            if there is not None and there * value <= 0:
-                return size
-        return None
-
-    def beside(self, size: int) -> tuple[Shape, ...]:
-        """A size and its neighbours: in the domain, and among those at which the comparison is made."""
-        steps = {self.search.steps[self.dimension], self.step}
-        sizes = sorted({size, *(size + step * way for step in steps for way in (-1, 1) if size + step * way > 0)})
-        return tuple(self.shape(one) for one in sizes if self.search.near(self.dimension, one) == one)

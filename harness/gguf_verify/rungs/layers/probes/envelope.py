@@ -30,7 +30,7 @@ from ....results.rungs import RungResult
 from ....semantics.order import Order
 from ....semantics.sums import Product
 from ....support.errors import KernelFault, NotRun
-from ....support.text import counted, printable
+from ....support.text import printable
 from ...calls import calling
 from ...explain import Explanations, Place, WrongCall
 from ...generated_inputs import representable
@@ -38,11 +38,13 @@ from ...judging import Output, judge_output
 from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
-from ...schedules import BRIEF
-from .compared import compared_probes
+from ...schedules import BRIEF, inputs
+from .call_counts import MOST
+from .compared import ComparedProbes, compared_again, compared_probes
 from .findings import HugeFound, named_fault
 from .huge import HugeProbes
 from .inputs import ProbeInputs
+from .kept_probes import keep_probes
 from .limits import limit_of, record_limit
 from .turns import ORDER, called_in_turn, kept_between, turns_of
 from .unaligned import check_unaligned, checked_build, spread
@@ -167,37 +169,61 @@ class TypeProbes:
         """Whether so many calls are wrong that no further ones are tried."""
         return self.found.faults + len({wrong[1:] for wrong in self.found.wrong}) >= _MOST_WRONG
 
+    @property
+    def _wrong_calls(self) -> int:
+        return self.found.faults + len(self.found.wrong)
+
     def _compared(self, planned: list[Probe]) -> HugeFound:
-        """Run and judge the kernel at the shapes and with the data that its code compares with, whose numbers follow
-        those of the plan, of the matrices in turn and of alignments; return the findings of those of which only some
-        thread blocks ran."""
+        """Run and judge the kernel at the shapes and with the data that its code compares with; return the findings of
+        those of which only some thread blocks ran.
+
+        Their numbers follow those of the plan, of the matrices in turn and of alignments: one for all shapes, which are
+        in the calls' IDs, so that a call can be made again that the search would not find again; then one for each
+        probe with data.
+        """
         run, fmt, only = self._run, self._fmt, self._only
-        kernel = run.kernel.of(fmt, 1, 1, fmt.unit)
-        replayed = only is not None and only.kind == "probe" and only.number > len(planned) + 1
+        kernel, first = run.kernel.of(fmt, 1, 1, fmt.unit), len(planned) + 2
+        replayed = only is not None and only.kind == "probe" and only.number >= first
         huge = self._huge()
         if not kernel.compares or self._is_wrong or not (only is None or replayed):
             return huge.found
-        found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens})
-        for number, (probe, needs) in enumerate(found.probes, len(planned) + 2):
-            if only is None or only.number == number:
-                if self._is_wrong or run.budget.spent:
-                    break
-                if needs is None:
-                    self._probe(probe, number)
-                elif not huge.check_shape(probe, number, needs):
-                    self.found.wrong.append((probe.tokens[0], probe.n, probe.k))
+        with_data = only is None or only.number > first
+        found = compared_probes(run, fmt, huge, {(m, p.n, p.k) for p in planned for m in p.tokens}, with_data)
+        probes, shapes = found.probes, found.shapes
+        if only is not None and only.number == first:
+            alike = [one for one in probes if (*one[0].tokens, one[0].n, one[0].k) == (only.m, only.n, only.k)]
+            probes = (*alike[:1],) if alike else compared_again(run, fmt, huge, (only.m, only.n, only.k))
+            shapes = len(probes)
+        failed = list[Probe]()
+        for at, (probe, needs) in enumerate(probes):
+            number = first if at < shapes else first + 1 + at - shapes
+            if only is not None and only.number != number:
+                continue
+            if self._is_wrong or run.budget.spent:
+                break
+            before = self._wrong_calls
+            if needs is None:
+                self._probe(probe, number)
+            elif not huge.check_shape(self._inputs.finite(probe) if probe.data else probe, number, needs):
+                self.found.wrong.append((probe.tokens[0], probe.n, probe.k))
+            failed += [probe] if self._wrong_calls > before else []
+        if failed and only is None:
+            keep_probes(run, fmt, failed)
+        self._say_compared(found)
+        return huge.found
+
+    def _say_compared(self, found: ComparedProbes) -> None:
+        """Record which probes followed from comparisons, and what was not tried."""
         if found.why_not is not None:
             self.found.not_covered.append(("shapes with which its code compares", found.why_not))
         elif found.left:
             why = f"it has {found.left} more"
             self.found.not_covered.append(("some shapes with which its code compares", why))
+        for place in found.far:
+            self.found.not_covered.append((place, f"it compares with a number of calls, more than {MOST} away"))
         if found.probes:
-            tried = [counted(found.shapes, "shapes")] if found.shapes else []
-            with_data = len({probe.data for probe, _ in found.probes} - {()})
-            tried += [f"data of {counted(with_data, 'comparisons')}"] if with_data else []
-            words = f"{' and '.join(tried)} beside the probe plan: the kernel's code compares with them"
-            self._result.note(f"{fmt.name}: {words}")
-        return huge.found
+            words = f"{found.words} beside the probe plan: the kernel's code compares with them"
+            self._result.note(f"{self._fmt.name}: {words}")
 
     def _account(self, large: HugeFound) -> None:
         """Record which classes of checks of the plan were done, and which were not."""
@@ -355,14 +381,18 @@ class TypeProbes:
         if self._only is not None:
             given = [self._only.given]
             self._result.count(ALONE)
-        outputs = []
+        outputs = list[tuple[bool, Floats]]()
         for as_bytes in given:
             with calling(replace(call, given=as_bytes)):
-                if as_bytes:
-                    y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
-                else:
-                    y = kernel.product(weights, x[:m])
-            outputs.append((as_bytes, y))
+                if probe.calls > 1:
+                    kernel.restart()
+                for _ in range(probe.calls):
+                    if as_bytes:
+                        y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
+                    else:
+                        y = kernel.product(weights, x[:m])
+                    if not outputs or outputs[-1][0] != as_bytes or not np.array_equal(y, outputs[-1][1], True):
+                        outputs.append((as_bytes, y))
         if probe.whole and (self._only is None or not self._only.given):
             with calling(call):
                 self._check_quantizer(kernel, x[:m], encoded[:m], call)

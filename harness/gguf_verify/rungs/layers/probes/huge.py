@@ -35,6 +35,7 @@ from ...plan import Probe, wide
 from ...run import Run
 from ...thread_blocks import SHARE, BlocksAlone, dependence, too_many
 from .borders import explained
+from .compared_data import with_blocks
 from .findings import Findings
 from .limits import limit_of, record_limit
 from .repeating import RepeatingProducts, Single, Wrong
@@ -157,7 +158,10 @@ class HugeProbes:
         try:
             launched = kernel.only_launch(self._fmt, m, n, k)
             assert isinstance(launched, Launched)
-            wrong, ran = self._tried(kernel, self.sparse(kernel, (m, n, k), needs), launched, _OF_SHAPE)
+            product = self.sparse(kernel, (m, n, k), needs)
+            if probe.data:
+                product = with_blocks(product, probe.data)
+            wrong, ran = self._tried(kernel, product, launched, _OF_SHAPE)
         except KernelFault as error:
             wrong, ran = Wrong(f"{self._fmt.name} at {of}: {error}", error=error), 0
         except EnvironmentFault as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +122,17 @@ class ProbeInputs:
             made = np.tile(made, (1, ordinary.shape[1] // fmt.block_bytes))
         made = made[self._finite(rows, made)]
         return np.resize(np.roll(made, -probe.first, axis=0), ordinary.shape)
+
+    def finite(self, probe: Probe) -> Probe:
+        """With those of its data of which every row and token that repeats one block has a product that is held."""
+        weights, x = (_distinct(blocks) for blocks in zip(*probe.data, strict=True))
+        weights = weights[self._held(weights, probe)]
+        width = self._semantics.bytes_of(np.zeros((1, probe.k), np.float32)).shape[1]
+        rows, tokens = (np.tile(of, (1, wide // of.shape[1])) for of, wide in (
+            (weights, probe.k // self._fmt.block_size * weights.shape[1]), (x, width),
+        ))  # fmt: skip
+        held = {each.tobytes() for each in (*weights, *x[self._finite(rows, tokens)])}
+        return replace(probe, data=tuple(pair for pair in probe.data if held.issuperset(pair)))
 
     def _with_data(self, probe: Probe, ordinary: Bytes) -> Bytes:
         """uint8[M, row bytes]: those of `Probe.data`."""

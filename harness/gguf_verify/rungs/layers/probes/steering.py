@@ -42,9 +42,20 @@ Observe = Callable[[Data], Compared | None]
 _Bit = tuple[Number, int]
 
 
-def steered(
-    base: Data, numbers: Sequence[Number], observe: Observe, most: int
-) -> dict[Comparison, tuple[Data, ...]]:  # fmt: skip
+@dataclass(frozen=True)
+class Steered:
+    """The result of a search.
+
+    Args:
+        data: of each comparison whose outcome depends on data.
+        unequal: those of them whose operands were never equal.
+    """
+
+    data: dict[Comparison, tuple[Data, ...]]
+    unequal: frozenset[Comparison]
+
+
+def steered(base: Data, numbers: Sequence[Number], observe: Observe, most: int) -> Steered:
     """Data on both sides of a change of each comparison's outcome that depends on data, and at it.
 
     Args:
@@ -65,7 +76,8 @@ def steered(
         made.setdefault(comparison, {}).update({} if data == base else {data: None})
     for comparison, others in search.found.items():
         made.setdefault(comparison, {}).update(others)
-    return {comparison: tuple(data)[:_MOST_DATA] for comparison, data in made.items() if data}
+    found = {comparison: tuple(data)[:_MOST_DATA] for comparison, data in made.items() if data}
+    return Steered(found, frozenset(one for one in found if not search.equal(one)))
 
 
 class _Spent(Exception):
