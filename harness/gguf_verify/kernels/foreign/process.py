@@ -576,7 +576,7 @@ class ForeignKernel(Kernel):
         asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **(more or {})}
         if self.declares is not None:
             asked["launches"] = self.declares.messages(fmt, names, self._symbol, unpacks)
-            self._executions.call(fmt, asked["launches"])
+        self._executions.call(fmt, asked.get("launches", ()))
         if self._schedule is None or self._compiled is None:
             return products.call(operands, asked, self._runs if runs is None else runs)
         placed = self._compiled.under(fmt, self._schedule)

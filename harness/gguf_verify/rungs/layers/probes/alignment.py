@@ -55,15 +55,15 @@ _STOPS = ("misaligned", "assumption", "operand", "limit")
 
 @dataclass(frozen=True)
 class Needed:
-    """An operand that must begin at a multiple of more bytes than its type needs.
+    """Operands that must begin at a multiple of more bytes than their types need.
 
     Args:
-        operand: its name.
+        operands: their names: one, or several with which a call only fails together.
         alignment: in bytes.
         fault: of a call with less.
     """
 
-    operand: str
+    operands: tuple[str, ...]
     alignment: int
     fault: KernelFault
 
@@ -77,25 +77,29 @@ class Needed:
     @property
     def scope(self) -> str:
         """As the headline of a pass names it."""
-        return f"{self.operand} at multiples of {self.alignment} bytes"
+        return f"{' and '.join(self.operands)} at multiples of {self.alignment} bytes"
 
     @property
     def declaration(self) -> str:
         """What declares it."""
-        return f"operands.{self.operand}.alignment = {self.alignment}"
+        return " or ".join(f"operands.{name}.alignment = {self.alignment}" for name in self.operands)
 
     @property
     def words(self) -> str:
         """The verified range, the reason, and the cure."""
-        return (
-            f"{self.operand} must begin at a multiple of {self.alignment} bytes ({self.fault}): declare "
-            f"{self.declaration}, or load in smaller units"
-        )
+        names = " and ".join(self.operands)
+        needs = f"{names} must begin at a multiple of {self.alignment} bytes ({self.fault})"
+        if len(self.operands) > 1:
+            needs = f"one of {needs}; a call only fails if none does"
+        return f"{needs}: declare {self.declaration}, or load in smaller units"
 
     @property
     def named(self) -> FaultMatch:
         """The fault of a kernel whose outputs are incorrect."""
-        words = f"outputs change if the operand {self.operand} does not begin at a multiple of {self.alignment} bytes"
+        at, names = f"at a multiple of {self.alignment} bytes", " and ".join(self.operands)
+        words = f"outputs change if the operand {names} does not begin {at}"
+        if len(self.operands) > 1:
+            words = f"outputs change only together: if none of the operands {names} begins {at}"
         fix = f"handle each address that the type allows, or declare {self.declaration}"
         return observed("unaligned-operand", words, fix)
 
@@ -219,20 +223,27 @@ def needed_of(least: Least, fault: Callable[[Least], KernelFault | None], singly
             return Alignments(least)
         if fault({}) is not None:  # which other checks report
             return Alignments({}, untried="the kernel fails at any address")
-        needed = []
+        needed, fitting = list[Needed](), dict(least)
         for name, begin in least.items():
             alignment, why = begin, found
             while alignment < ALIGNMENT and (other := fault({name: alignment})) is not None:
                 alignment, why = 2 * alignment, other
             if alignment > begin:
-                needed.append(Needed(name, alignment, why))
+                needed.append(Needed((name,), alignment, why))
+                fitting[name] = alignment
+        fitting = {name: n for name, n in fitting.items() if n < ALIGNMENT}
+        together = found if not needed else fault(fitting) if fitting else None
+        while together is not None:
+            group = fitting
+            for name in fitting:
+                fewer = {other: n for other, n in group.items() if other != name}
+                if fewer and fault(fewer) is not None:
+                    group = fewer
+            needed.append(Needed(tuple(group), ALIGNMENT, together))
+            fitting = {name: n for name, n in fitting.items() if name not in group}
+            together = fault(fitting) if fitting else None
     except NotRun as error:
         return Alignments({}, untried=str(error))
-    raised = {of.operand: of.alignment for of in needed}
-    fitting = {name: n for name, begin in least.items() if (n := raised.get(name, begin)) < ALIGNMENT}
-    together = found if not needed else fault(fitting) if fitting else None
-    if together is not None:
-        return Alignments({}, tuple(Needed(name, ALIGNMENT, together) for name in least))
     return Alignments(fitting, tuple(needed))
 
 
