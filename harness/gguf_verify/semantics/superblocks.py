@@ -149,7 +149,8 @@ class SuperblockArithmetic(Arithmetic):
 
         def summand(i: int) -> Doubles:
             formula = self.formulas[self.summands[i % len(self.summands)].of_minima]
-            return np.broadcast_to(formula(*of.numbers(i)), (size[1], size[0]))
+            value: Doubles = np.broadcast_to(formula(*of.numbers(i)), (size[1], size[0]))
+            return value
 
         if not self.most:
             return sum_in(tree, summand, self.fused)
@@ -162,7 +163,8 @@ class SuperblockArithmetic(Arithmetic):
         def part(i: int) -> Doubles:
             (superblock, of_minima), inner = parts[i]
             whole: Doubles = of.wholes[of_minima][superblock][None]
-            return whole * widened(sum_in(inner, summand, self.inner))
+            scaled: Doubles = whole * widened(sum_in(inner, summand, self.inner))
+            return scaled
 
         return sum_in(outer, part, self.fused)
 

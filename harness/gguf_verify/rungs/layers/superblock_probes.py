@@ -240,7 +240,8 @@ class SuperblockProbes(Probes):
                 if total:
                     largest = 127 if total > 0 else -127
                     code[own[0]], code[own[1]] = largest, total - largest
-        return (x * scales).astype(np.float32).reshape(k)
+        made: Floats = (x * scales).astype(np.float32).reshape(k)
+        return made
 
     def _firsts(self, summands: Sequence[Summand]) -> set[int]:
         return {of.values[0] for of in summands if not of.of_minima}
@@ -257,8 +258,8 @@ class SuperblockProbes(Probes):
             for places in ones:
                 bits[[place for place, low in places if low == 0]] = 1
             block = np.packbits(bits, bitorder="little")
-            set_halves(self.fmt, block, "d", np.ones(()))
-            set_halves(self.fmt, block, "dmin", np.ones(()))
+            set_halves(self.fmt, block, "d", np.array(1.0, np.float64))
+            set_halves(self.fmt, block, "dmin", np.array(1.0, np.float64))
         return np.ascontiguousarray(np.tile(block, (n, k // self.fmt.block_size)))
 
     def _outputs(self, m: int, w: Bytes, tokens: Sequence[Floats], at: tuple[int, int] | None = None) -> Floats:
@@ -347,7 +348,7 @@ class _Search:
     """The search of one tree, whose leaves are clusters: summands of the same 32 values that no other one separates."""
 
     def __init__(self, probes: SuperblockProbes, m: int, n: int, k: int, summands: tuple[Summand, ...]) -> None:
-        self._ask = lambda of: probes.last_of(m, n, k, [of], summands)[0]
+        self._probes, self._shape, self._summands = probes, (m, n, k), summands
         self._count, self._total = len(summands), len(summands) * (k // QK)
         self._clusters: dict[int, list[int]] = {0: [0]}
 
@@ -357,6 +358,9 @@ class _Search:
         for new in range(1, self._total):
             tree = self._with(tree, new)
         return fold(tree, lambda leaf: leaf, both), self._clusters
+
+    def _ask(self, of: tuple[int, int, int]) -> Last:
+        return self._probes.last_of(*self._shape, [of], self._summands)[0]
 
     def _of(self, leaf: int) -> int:
         """Return the number of its 32 values."""
