@@ -320,10 +320,10 @@ class SuperblockProbes(Probes):
                     x[b] = of * scale if of_minima else of * self.signs[b] * scale
                     tokens.append(x.astype(np.float32).reshape(k))
         blocks = np.tile(self.even, (n, k // self.fmt.block_size, 1))
-        halves = rng.integers(1025, 2048, blocks.shape[:2]) * 2.0**-12
+        halves: npt.NDArray[np.float64] = rng.integers(1025, 2048, blocks.shape[:2]).astype(np.float64) * 2.0**-12
         for name, used in (("d", not of_minima), ("dmin", of_minima)):
             if is_half(self.fmt, name):
-                set_halves(self.fmt, blocks, name, halves * used)
+                set_halves(self.fmt, blocks, name, halves if used else np.zeros_like(halves))
         y = self._outputs(m, blocks.reshape(n, -1), tokens).view(np.uint32).reshape(len(others), tries, 2, n)
         same = (y[:, :, 0] == y[:, :, 1]).all(axis=(1, 2))
         return [other for other, is_same in zip(others, same, strict=True) if is_same]
