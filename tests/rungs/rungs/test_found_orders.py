@@ -125,7 +125,12 @@ def probes(kernel: Any) -> Probes:
         (Adds("Q4_0", lanes), Rule(4, joining="halves"), "d_w·(d_a·Σ - 8·s), rounded"),
         (Adds("Q4_1", fused), Rule(), "(d_w·d_a)·Σ, fused"),
         (Adds("Q4_0", rounded_twice), Rule(), "(d_w·d_a)·Σ - (d_w·8·s), rounded"),
-        (Adds("Q8_0", backwards), Rule(descending=True), "(d_w·d_a)·Σ, rounded"),
+        (
+            Adds("Q8_0", backwards),
+            Rule(descending=True),
+            "1 integer sum for 32 values, each (d·d_a)·(scale·Σ), rounded",
+        ),
+        (Adds("Q8_0", in_block, 2), Rule(), "2 integer sums for 32 values, each (d·d_a)·(scale·Σ), rounded"),
     ],
 )
 @pytest.mark.parametrize(("tokens", "columns"), [(3, 288), (1, 4096)])
@@ -139,8 +144,8 @@ def test_orders_are_found(kernel: Any, rule: Rule, arithmetic: str, tokens: int,
 @pytest.mark.parametrize(
     ("kernel", "why"),
     [
-        (Adds("Q8_0", in_block, 2), "adds parts of a block by themselves"),
-        (Adds("Q8_0", in_double), "outputs are those of no tree"),
+        (Adds("Q4_1", in_block, 2), "adds parts of a block by themselves"),
+        (Adds("Q4_1", in_double), "does not add in float32"),
         (Adds("Q4_0", offset_apart), "adds the product of the offset by itself"),
     ],
 )
@@ -293,7 +298,7 @@ class AddsSubBlocks:
 
 SUPERBLOCKS = [
     kind for kind, fmt in FORMATS.items() if isinstance(fmt, BlockFormat) and fmt.weights
-    and not (fmt.block_size == 32 and fmt.has_half_scale)
+    and not (fmt.block_size == 32 and fmt.min_times_sum and (fmt.has_min or fmt.offset))
 ]  # fmt: skip
 
 

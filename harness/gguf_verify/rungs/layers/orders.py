@@ -102,6 +102,6 @@ def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Byte
     term = inner.term
     if not isinstance(term, CodeTerm) or term.rounded(fmt) or term.reads(fmt) is not fmt:
         raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or float32 values")
-    if fmt.block_size == QK and fmt.has_half_scale:
+    if fmt.block_size == QK and term.reads_sum(fmt):
         return BlockProbes.of(kernel, semantics, fmt, rows, seed, term)
     return SuperblockProbes.of(kernel, semantics, fmt, rows, seed, term)

@@ -1,4 +1,4 @@
-"""Probes of the order in which a kernel adds the sums of sub-blocks: superblocks times blocks of 32 codes.
+"""Probes of the order in which a kernel adds integer sums of codes: one or more for 32 values.
 
 Which products of 32 values are added as integers: a kernel gets the same sum of codes in two ways, where one value has
 more and another less. If both are in one integer sum, the bits of all rows, with random scales, are the same. Else the
