@@ -5,9 +5,8 @@ trained model: the blocks and layers rungs with their defaults, for two matrices
 joined over the kernels that include it, over the types of weights and over the instances of a template. The emulator,
 the headers of CUDA, and code that a condition of the preprocessor leaves to a GPU do not count.
 
-By default, each source is measured with the kernels and types on which `mutation` tries its mutants: they cover the
-distinctions that it makes. The file of results has the digest of each source; `python docs/generate.py` makes the table
-of docs/evidence.md.
+By default, each kernel is measured with each type that it covers, as the registries have them. The file of results
+has the digest of each source; `python docs/generate.py` makes the table of docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gguf_verify import __version__
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.hosts.base import Host, Placed
 from gguf_verify.hosts.compiler import (
     BRANCHES,
@@ -42,6 +41,7 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.foreign_sources import foreign_source
 from gguf_verify.hosts.gcov import MOST_COUNTERS, executed
 from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.results.coverage import CodeCoverage, Executed, Execution, coverage_of, joined
 from gguf_verify.results.options import Options
 from gguf_verify.rungs.plan import PLAN
@@ -56,7 +56,6 @@ from .inputs import WEIGHTS, model_in
 from .markdown import table
 from .measure import Measure
 from .mutation.recording import ELEMENTS_KERNEL, Subject
-from .mutation.subjects import subjects
 from .results import append_line, read_lines
 from .workers import workers
 
@@ -206,10 +205,10 @@ def measure(subject: Subject, folder: Path) -> dict[str, Executed]:
 # ---- the results -----------------------------------------------------------------------------------------------------
 
 
-def default_subjects(root: Path) -> dict[Subject, None]:
-    """Return the kernels and types that cover the distinctions of all sources, the first ones of each source first."""
-    turns = zip_longest(*(subjects(root, file) for file in sources(root)))
-    return dict.fromkeys(subject for turn in turns for subject in turn if subject is not None)
+def default_subjects() -> list[Subject]:
+    """Return each shipped kernel with each type that it covers, kernels in turn: a run that is cut short has all."""
+    quantized = [Subject(name, fmt) for fmt in FORMATS for name, spec in KERNELS.items() if spec.covers(FORMATS[fmt])]
+    return [*quantized, *(Subject(ELEMENTS_KERNEL, fmt) for fmt in ELEMENTS)]
 
 
 def sources(root: Path) -> list[str]:
@@ -296,7 +295,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this measure."""
     add = parser.add_argument
     add(
-        "subjects", nargs="*", metavar="KERNEL:TYPE", help="kernels and types to verify (default: those of all sources)"
+        "subjects", nargs="*", metavar="KERNEL:TYPE", help="kernels and types to verify (default: all that are shipped)"
     )
     add("-j", "--jobs", type=int, default=1, metavar="N", help="number of processes (%(default)s)")
     add("--log", type=Path, metavar="FILE", help="file of finished runs, which are not repeated")
@@ -320,7 +319,7 @@ def run(options: argparse.Namespace) -> int:
     if (fault := counts_fault()) is not None:
         raise EnvironmentFault(fault)
     root = kernel_root()
-    wanted = [*_wanted(options)] or [*default_subjects(root)]
+    wanted = [*_wanted(options)] or default_subjects()
     runs = dict(map(from_entry, read_lines(options.log) if options.log else ()))
     left = [subject for subject in wanted if subject not in runs]
     with scratch.temporary("models") as folder, workers(options.jobs) as each:

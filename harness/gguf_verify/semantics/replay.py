@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..formats.block import BlockFormat
 from .definition import Semantics
+from .repeated import Repeated
 from .rounding import to_float32
 from .summation import Fused, Rule, Tree, sum_in
 from .sums import Doubles, Floats
@@ -35,7 +36,7 @@ class FoundOrder:
     """
 
     tree: Tree
-    rule: Rule | None
+    rule: Rule | Repeated | None
     arithmetic: Arithmetic
 
     @property
@@ -57,6 +58,10 @@ class Arithmetic:
     words: str
     fused: Fused
     first: Callable[[Blocks], Doubles] | None = None
+
+    def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
+        """Add the summands of weights uint8[n, row bytes] in the order of a tree, float32[M, n]."""
+        return sum_in(tree, _summands(self, term, fmt, w, x), self.fused)
 
 
 def arithmetics_of_values() -> Iterator[Arithmetic]:
@@ -100,12 +105,12 @@ def parts_of(fmt: BlockFormat, term: CodeTerm) -> int:
 def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Floats:
     """Return the bits of an order, float32[M, n], of activations in the definition's blocks."""
     term, blocks = semantics.term, w.shape[1] // fmt.block_bytes
-    prepared = Activations.of(semantics.encoding, x, term_values(fmt), blocks)
+    terms = blocks * (fmt.block_size // term_values(fmt)) if semantics.encoding.quantizes else blocks
+    prepared = Activations.of(semantics.encoding, x, term_values(fmt), terms)
     step = max(1, _ELEMENTS // (blocks * len(x)))
     made: list[Floats] = []
     for start in range(0, len(w), step):
-        summand = _summands(arithmetic, term, fmt, w[start : start + step], prepared)
-        made.append(sum_in(tree, summand, arithmetic.fused))
+        made.append(arithmetic.add(tree, term, fmt, w[start : start + step], prepared))
     return np.concatenate(made, axis=1)
 
 

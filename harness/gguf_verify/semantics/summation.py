@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from .sums import Doubles, Floats
 
 #: A leaf's number, or the two subtrees of an addition; the one with the smallest leaf is first.
 Tree = int | tuple["Tree", "Tree"]
+T = TypeVar("T")
 #: Takes pairs (i, j); returns for each how many of the summands 1 are in the output.
 Counted = Callable[[Sequence[tuple[int, int]]], npt.NDArray[np.float64]]
 
@@ -79,21 +80,31 @@ def meeting(tree: Tree, pairs: Sequence[tuple[int, int]]) -> list[int]:
     """Return how many leaves are below the node in which each pair of leaves meets."""
     found = dict[tuple[int, int], int]()
     wanted = {(min(pair), max(pair)) for pair in pairs}
-    below, stack = list[list[int]](), [(tree, False)]
+
+    def join(a: set[int], b: set[int]) -> set[int]:
+        for i, j in wanted - found.keys():
+            if (i in a and j in b) or (i in b and j in a):
+                found[i, j] = len(a) + len(b)
+        return a | b
+
+    fold(tree, lambda leaf: {leaf}, join)
+    return [found[min(pair), max(pair)] for pair in pairs]
+
+
+def fold(tree: Tree, leaf: Callable[[int], T], join: Callable[[T, T], T]) -> T:
+    """Combine a tree of any depth from its leaves upwards."""
+    made, stack = list[T](), [(tree, False)]
     while stack:
         node, ready = stack.pop()
         if isinstance(node, int):
-            below.append([node])
+            made.append(leaf(node))
         elif not ready:
             stack += [(node, True), (node[1], False), (node[0], False)]
         else:
-            b, a = below.pop(), below.pop()
-            here, there = set(a), set(b)
-            for i, j in wanted - found.keys():
-                if (i in here and j in there) or (i in there and j in here):
-                    found[i, j] = len(a) + len(b)
-            below.append(a + b)
-    return [found[min(pair), max(pair)] for pair in pairs]
+            b, a = made.pop(), made.pop()
+            made.append(join(a, b))
+    (last,) = made
+    return last
 
 
 def leaves_of(tree: Tree) -> list[int]:
@@ -145,7 +156,7 @@ class Rule:
     def tree(self, n: int, parts: int = 1) -> Tree:
         """Return the tree of n summands, in blocks of one or two."""
         if parts == 2 and self.pairing == "apart":
-            return _both(*(self._of(list[Tree](range(part, n, 2))) for part in (0, 1)))
+            return both(*(self._of(list[Tree](range(part, n, 2))) for part in (0, 1)))
         width = max(parts, self.width)
         if width > 1 and self.pairing == "together":
             return self._of([_chain(range(i, min(i + width, n))) for i in range(0, n, width)])
@@ -161,7 +172,7 @@ class Rule:
         else:
             ends = np.linspace(0, len(blocks), min(self.count, len(blocks)) + 1).astype(int)
             lanes = [blocks[a:b] for a, b in itertools.pairwise(ends)]
-        return _joined([_chain([item for block in lane for item in block]) for lane in lanes], self.joining)
+        return joined([_chain([item for block in lane for item in block]) for lane in lanes], self.joining)
 
     def __str__(self) -> str:
         order = "descending k" if self.descending else "ascending k"
@@ -180,7 +191,8 @@ class Rule:
 ALL = 1 << 30
 
 
-def _both(a: Tree, b: Tree) -> Tree:
+def both(a: Tree, b: Tree) -> Tree:
+    """Return the addition of two sums."""
     return (a, b) if min(leaves_of(a)) < min(leaves_of(b)) else (b, a)
 
 
@@ -193,7 +205,8 @@ def _chain(items: Sequence[Tree]) -> Tree:
     return made
 
 
-def _joined(sums: list[Tree], how: Joining) -> Tree:
+def joined(sums: list[Tree], how: Joining) -> Tree:
+    """Return the addition of several sums."""
     if how == "ascending":
         return _chain(sums)
     while len(sums) > 1:
@@ -202,7 +215,7 @@ def _joined(sums: list[Tree], how: Joining) -> Tree:
             pairs = [sums[i : i + 2] for i in range(0, len(sums), 2)]
         else:
             pairs = [[sums[i], *sums[i + half : i + half + 1]] for i in range(half)]
-        sums = [_both(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        sums = [both(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
     return sums[0]
 
 
@@ -245,25 +258,16 @@ def sum_in(tree: Tree, summand: Callable[[int], Doubles], fused: Fused) -> Float
     Args:
         summand: returns the exact value of a leaf, of at most 53 bits.
     """
-    values, stack = list[Floats | int](), [(tree, False)]
-    while stack:
-        node, ready = stack.pop()
-        if isinstance(node, int):
-            values.append(node)
-        elif not ready:
-            stack += [(node, True), (node[1], False), (node[0], False)]
-        else:
-            b, a = values.pop(), values.pop()
-            if fused and isinstance(a, int) and (not isinstance(b, int) or fused == "first"):
-                a, b = b, a
-            first = summand(a).astype(np.float32) if isinstance(a, int) else a
-            if not isinstance(b, int):
-                values.append(first + b)
-            elif fused:
-                values.append(add_rounded(summand(b), first))
-            else:
-                values.append(first + summand(b).astype(np.float32))
-    (last,) = values
+
+    def join(a: Floats | int, b: Floats | int) -> Floats | int:
+        if fused and isinstance(a, int) and (not isinstance(b, int) or fused == "first"):
+            a, b = b, a
+        first = summand(a).astype(np.float32) if isinstance(a, int) else a
+        if not isinstance(b, int):
+            return first + b
+        return add_rounded(summand(b), first) if fused else first + summand(b).astype(np.float32)
+
+    last = fold(tree, lambda leaf: leaf, join)
     return summand(last).astype(np.float32) if isinstance(last, int) else last
 
 

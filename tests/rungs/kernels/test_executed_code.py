@@ -201,6 +201,35 @@ def test_a_call_that_breaks_its_process_is_observed(tmp_path: Path) -> None:
         kernel.close()
 
 
+EXITS = """
+import os
+from gguf_verify import kernel
+
+@kernel(formats=["Q4_0"], semantics="q8_1")
+def gemm(w, x, shape):
+    os._exit(7)
+"""
+
+
+def test_a_function_that_always_ends_its_process_was_called(tmp_path: Path) -> None:
+    """What it had executed is lost with the process: the report says so, not that there was no call."""
+    source = tmp_path / "exits.py"
+    source.write_text(EXITS)
+    kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+    rows, x = operands()
+    try:
+        before = coverage_of(kernel.executed(), kernel.texts)
+        with pytest.raises(KernelFault):
+            kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+        after = coverage_of(kernel.executed(), kernel.texts)
+    finally:
+        kernel.close()
+    assert before is not None
+    assert after is not None
+    assert not before.missing
+    assert after.missing == ("its process ended before it reported what it had executed",)
+
+
 def test_a_branch_whose_count_follows_from_others_is_seen_in_a_later_call(tmp_path: Path) -> None:
     term = "        acc += from_half(wb.d) * (from_half(xb.d) * sum"
     branch = "        if (from_half(wb.d) == 165.5f) { ; } else\n"

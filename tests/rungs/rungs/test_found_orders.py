@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.domain import EVERYTHING
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results.options import Options
 from gguf_verify.results.products import OrderRecord
-from gguf_verify.rungs.layers.order_probes import Probes, ValueProbes
+from gguf_verify.rungs.layers.order_probes import Probes
 from gguf_verify.rungs.layers.orders import probes_of
+from gguf_verify.rungs.layers.value_probes import ValueProbes
+from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.replay import FoundOrder
+from gguf_verify.semantics.exact import product as exact_product
+from gguf_verify.semantics.replay import FoundOrder, differing
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.semantics.summation import NoOrder, Rule
 from gguf_verify.semantics.values import Activations
@@ -118,7 +125,12 @@ def probes(kernel: Any) -> Probes:
         (Adds("Q4_0", lanes), Rule(4, joining="halves"), "d_w·(d_a·Σ - 8·s), rounded"),
         (Adds("Q4_1", fused), Rule(), "(d_w·d_a)·Σ, fused"),
         (Adds("Q4_0", rounded_twice), Rule(), "(d_w·d_a)·Σ - (d_w·8·s), rounded"),
-        (Adds("Q8_0", backwards), Rule(descending=True), "(d_w·d_a)·Σ, rounded"),
+        (
+            Adds("Q8_0", backwards),
+            Rule(descending=True),
+            "1 integer sum for 32 values, each (d·d_a)·(scale·Σ), rounded",
+        ),
+        (Adds("Q8_0", in_block, 2), Rule(), "2 integer sums for 32 values, each (d·d_a)·(scale·Σ), rounded"),
     ],
 )
 @pytest.mark.parametrize(("tokens", "columns"), [(3, 288), (1, 4096)])
@@ -132,8 +144,8 @@ def test_orders_are_found(kernel: Any, rule: Rule, arithmetic: str, tokens: int,
 @pytest.mark.parametrize(
     ("kernel", "why"),
     [
-        (Adds("Q8_0", in_block, 2), "adds parts of a block by themselves"),
-        (Adds("Q8_0", in_double), "outputs are those of no tree"),
+        (Adds("Q4_1", in_block, 2), "adds parts of a block by themselves"),
+        (Adds("Q4_1", in_double), "does not add in float32"),
         (Adds("Q4_0", offset_apart), "adds the product of the offset by itself"),
     ],
 )
@@ -229,10 +241,122 @@ def test_each_type_has_a_block_of_one_size(kind: str) -> None:
     assert len({*np.abs(probes.values).tolist()}) == 1
 
 
-def test_types_without_a_scale_of_each_block_are_refused() -> None:
-    kernel = Adds("Q4_K", lanes)
-    with pytest.raises(NoOrder, match="no scale of their own"):
-        probes_of(kernel, Q8_1, kernel.fmt, real_weights(kernel.fmt, 8, 512), 1)  # type: ignore[arg-type]
+class AddsSubBlocks:
+    """A kernel as llama.cpp's MMVQ: a lane adds its part of 32 values as integers, and two such sums of a superblock
+    before it multiplies the superblock's scale; the lanes' sums are added in pairs. A row may be off by an ulp."""
+
+    order, adds_floats, domain = None, False, EVERYTHING
+
+    def __init__(self, kind: str, semantics: Semantics, off: int | None = None, parts: int = 2) -> None:
+        self.fmt, self.semantics, self._off = FORMATS[kind], semantics, off
+        self._spans = np.split(np.arange(32), parts)
+
+    def of(self, *_: object) -> AddsSubBlocks:
+        return self
+
+    def upload(self, _: object, w: np.ndarray) -> np.ndarray:
+        return w
+
+    def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        fmt, (n, m) = self.fmt, (len(w), len(x))
+        blocks, nb = w.reshape(n, -1, fmt.block_bytes), x.shape[1] // 32
+        of = Activations.of(self.semantics.encoding, self.semantics.bytes_of(x), 32, nb)
+        names = [field.name for field in fmt.fields if field.dtype == "<f2"]
+        halves = {name: fmt.view(blocks)[name].astype(F).repeat(fmt.block_size // 32, axis=1) for name in names}
+        one = np.ones((n, nb), F)
+        factors = []
+        for values, whole in ((fmt.scales(blocks), "d"), (fmt.minima(blocks), "dmin")):
+            of_values = values.repeat(fmt.group, axis=-1).reshape(n, nb, 32)
+            with np.errstate(all="ignore"):
+                factors.append(np.nan_to_num(of_values / halves.get(whole, one)[..., None]))
+        codes = self.semantics.term.codes(fmt, blocks).reshape(n, nb, 32)
+        integers = [codes * factors[0], factors[1]] if fmt.has_min else [codes * factors[0]]
+        lanes = [np.zeros((m, n), F) for _ in range(2 * len(self._spans))]
+        step = 1 if fmt.block_size == 32 else 2
+        for start in range(0, nb, step):
+            for part, at in enumerate(self._spans):
+                sums = [np.zeros((m, n), F) for _ in integers]
+                for b in range(start, start + step):
+                    for i, numbers in enumerate(integers):
+                        if i and self.semantics.term.reads_sum(fmt):  # a stored sum of 32 values
+                            with np.errstate(all="ignore"):
+                                sums[i] += (part == 0) * of.s[b].astype(F) * numbers[:, b, 0].astype(F)
+                            continue
+                        whole = of.q[b][:, at].astype(np.float64) @ numbers[:, b, at].T.astype(np.float64)
+                        sums[i] += of.d[b].astype(F) * whole.astype(F)
+                made = halves.get("d", one)[:, start] * sums[0]
+                if fmt.has_min:
+                    made = made + halves["dmin"][:, start] * sums[1]
+                lanes[start // step % 2 * len(self._spans) + part] += made
+        while len(lanes) > 1:
+            lanes = [a + b for a, b in zip(lanes[: len(lanes) // 2], lanes[len(lanes) // 2 :], strict=True)]
+        y = lanes[0]
+        if self._off is not None and self._off < n:
+            y[:, self._off] = np.nextafter(y[:, self._off], F(np.inf))
+        return y
+
+
+SUPERBLOCKS = [
+    kind for kind, fmt in FORMATS.items() if isinstance(fmt, BlockFormat) and fmt.weights
+    and not (fmt.block_size == 32 and fmt.min_times_sum and (fmt.has_min or fmt.offset))
+]  # fmt: skip
+
+
+def product_of(kernel: AddsSubBlocks, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    w = real_weights(kernel.fmt, 100, columns)
+    x = np.random.default_rng(5).normal(size=(3, columns)).astype(F)
+    return w, kernel.semantics.bytes_of(x), kernel.product(w, x)
+
+
+def of_sub_blocks(kernel: AddsSubBlocks) -> Probes:
+    return probes_of(kernel, kernel.semantics, kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*itertools.product(["q8_1", "mmq_d4"], SUPERBLOCKS), ("mmq_older", "Q4_K"), ("mmq_older", "Q5_K")],
+)
+def test_orders_within_superblocks_are_found(kind: str, name: str) -> None:
+    """The bits of a correct kernel are those of the order, and an ulp of one output is seen, in a row as the others."""
+    kernel, wrong = (AddsSubBlocks(kind, SEMANTICS[name], off) for off in (None, 77))
+    made, of_wrong = (of_sub_blocks(of) for of in (kernel, wrong))
+    found = made.order(3, 100, 512)
+    assert not differing(found, kernel.semantics, kernel.fmt, *product_of(kernel, 512)).any()
+    seen = differing(found, kernel.semantics, kernel.fmt, *product_of(wrong, 512))
+    assert np.argwhere(seen)[:, 1].tolist() == [77] * 3
+    assert of_wrong.tree_in(3, 100, 512, found, 2, 77) == found.tree
+
+
+def test_the_order_of_long_rows_repeats_that_of_short_ones() -> None:
+    kernel = AddsSubBlocks("Q6_K", Q8_1, off=77)
+    found = of_sub_blocks(kernel).order(3, 100, 2048)
+    assert str(found.rule) == "4 lanes, the same in every superblock"
+    seen = differing(found, Q8_1, kernel.fmt, *product_of(kernel, 2048))
+    assert np.argwhere(seen)[:, 1].tolist() == [77] * 3
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_the_order_of_integer_tensor_cores_is_found(kind: str) -> None:
+    """`mma.sync` of integers is exact: what is outside has an order."""
+    kernel, fmt = ShippedKernel(KERNELS["q8_1_mma"], CpuHost(1)), FORMATS[kind]
+    found = probes_of(kernel, Q8_1, fmt, real_weights(fmt, 64, 512), 1).order(8, 24, 512)
+    assert str(found.rule) == "ascending k"
+    assert "((d·scale)·d_a)·Σ" in found.arithmetic.words
+
+
+def test_sums_of_superblocks_in_double_have_no_order() -> None:
+    class InDouble(AddsSubBlocks):
+        def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+            return exact_product(Q8_1, self.fmt, w, Q8_1.bytes_of(x)).exact.astype(F)
+
+    with pytest.raises(NoOrder, match="no known arithmetic of a summand gives the bits"):
+        of_sub_blocks(InDouble("Q4_K", Q8_1)).order(3, 40, 512)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Q2_K", "mmq_d2s6"), ("IQ1_S", "q8_1_delta")])
+def test_definitions_without_terms_of_their_own_are_refused(kind: str, name: str) -> None:
+    with pytest.raises(NoOrder, match="its definition does not multiply sums of integers"):
+        of_sub_blocks(AddsSubBlocks(kind, SEMANTICS[name]))
 
 
 KERNEL = """

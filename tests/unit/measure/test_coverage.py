@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.hosts.compiler import counts_fault
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.ladder import KERNELS
@@ -79,9 +79,12 @@ def test_runs_are_joined_by_source() -> None:
 
 
 def test_each_shipped_kernel_and_type_is_measured_by_default() -> None:
-    found = default_subjects(kernel_root())
-    assert {subject.kernel for subject in found} >= KERNELS.keys()
-    assert {subject.fmt for subject in found} >= FORMATS.keys()
+    found = {(subject.kernel, subject.fmt) for subject in default_subjects()}
+    for kernel, spec in KERNELS.items():
+        assert {fmt for fmt in FORMATS if (kernel, fmt) in found} == {
+            fmt for fmt in FORMATS if spec.covers(FORMATS[fmt])
+        }
+    assert {fmt for kernel, fmt in found if kernel not in KERNELS} == ELEMENTS.keys()
 
 
 def test_only_kernels_count() -> None:

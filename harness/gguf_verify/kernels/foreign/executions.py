@@ -43,6 +43,8 @@ class Executions:
         #: The types that it was called with, and the key of one of their kernels, which are in one library.
         self._called: dict[str, str] = {}
         self._known: set[tuple[str, bytes]] = set()
+        #: Whether a function in Python was called since its process was last asked.
+        self._untold = False
         if compiled is None and not traced:
             self.missing["it was compiled before"] = None
         elif compiled is not None and not HOSTS[compiled.host.name].emulated:
@@ -51,9 +53,10 @@ class Executions:
             self.missing[fault] = None
 
     def call(self, fmt: str, launches: Sequence[Mapping[str, Any]]) -> None:
-        """Note a call with weights of a type, and its launches, as in messages."""
+        """Note a call with weights of a type, and its launches, as in messages; a function in Python has none."""
         for launch in launches:
             self._called.setdefault(fmt, launch["kernel"])
+        self._untold = self._traced
 
     def look(self, conversation: Conversation) -> None:
         """Ask a process what it has executed, if it still runs."""
@@ -62,6 +65,7 @@ class Executions:
         try:
             for fmt, kernel in self._called.items() if self._compiled is not None else (("", ""),):
                 told = _asked(conversation, kernel)
+                self._untold = False
                 # GCC counts some of a function's branches, from which gcov computes the others
                 seen = fmt, hashlib.sha256(told).digest()
                 if told and seen not in self._known:
@@ -81,7 +85,7 @@ class Executions:
         """All of it, with files under their names below the folder that holds all of them."""
         names = dict(self._names())
         missing = dict(self.missing)
-        if self._called and not self.files and not missing:
+        if self._untold or (self._called and not self.files and not missing):
             missing["its process ended before it reported what it had executed"] = None
         return Execution({names[path]: of for path, of in self.files.items()}, tuple(missing))
 

@@ -627,7 +627,7 @@ class ForeignKernel(Kernel):
         asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **more}
         if self.declares is not None:
             asked["launches"] = self.declares.messages(fmt, names, self._symbol, unpacks)
-            self._executions.call(fmt, asked["launches"])
+        self._executions.call(fmt, asked.get("launches", ()))
         if self._schedule is None or self._compiled is None:
             return products.call(operands, asked, runs)
         placed = self._compiled.under(fmt, self._schedule)

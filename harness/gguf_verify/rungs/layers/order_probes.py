@@ -2,14 +2,14 @@
 
 Of a definition that multiplies codes, the summands are the terms of a row's blocks, two for each block if a minimum is
 multiplied by s. Masks M and -M are scales, 2^15 and 2^-24 for the others, in rows of weights of their own: one call
-tries as many pairs as it has rows. Of a definition that multiplies values, the summands are the products a·w. All
-weights are then ±c, and masks are activations: one call tries as many pairs as it has tokens (`semantics.summation`).
+tries as many pairs as it has rows (`semantics.summation`). `value_probes` has those of a definition that multiplies
+values, `superblock_probes` those of sums within superblocks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...formats.block import BlockFormat
 from ...kernels.interface import Kernel
 from ...semantics.definition import Semantics
-from ...semantics.replay import Arithmetic, FoundOrder, arithmetics, arithmetics_of_values, differing, parts_of
+from ...semantics.replay import Arithmetic, FoundOrder, arithmetics, differing, parts_of
 from ...semantics.summation import NoOrder, Rule, Tree, drawn, find, meeting, recognised, rules
 from ...semantics.sums import Doubles, Floats
 from ...semantics.terms.codes import CodeTerm
@@ -49,6 +49,45 @@ class Probes(ABC):
     fmt: BlockFormat
     rows: Bytes
     seed: int
+
+    @abstractmethod
+    def order(self, m: int, n: int, k: int) -> FoundOrder:
+        """Find the order of products of this shape. Raises NoOrder."""
+
+    @abstractmethod
+    def tree_in(self, m: int, n: int, k: int, of: FoundOrder, token: int, row: int) -> Tree:
+        """Find the tree of a single output, for long rows as far as random summands tell it. Raises NoOrder."""
+
+    def fitting(self, m: int, n: int, k: int, orders: Iterable[FoundOrder]) -> Iterator[FoundOrder]:
+        """Yield the orders that give all bits of random products. Raises NoOrder.
+
+        In one of them all activations are positive: the sums of most blocks are large, and so is what rounds them.
+        """
+        size = k // self.fmt.block_size * self.fmt.block_bytes
+        blocks = self.rows.reshape(-1, self.fmt.block_bytes)
+        rng = np.random.default_rng((self.seed, m, n, k))
+        w = np.ascontiguousarray(
+            blocks[rng.integers(0, len(blocks), n * size // self.fmt.block_bytes)].reshape(n, size)
+        )
+        x = random_activations((m, k), np.ones((1, 1), np.float32), self.seed)
+        made = [(self.semantics.bytes_of(of), self.product(w, of)) for of in (x, np.abs(x))]
+        return (of for of in orders if not any(differing(of, self.semantics, self.fmt, w, *one).any() for one in made))
+
+    def product(self, w: Bytes, x: Floats) -> Floats:
+        """Return the kernel's product of weights uint8[N, row bytes] and activations float32[M, K]. Raises NoOrder."""
+        try:
+            kernel = self.kernel.of(self.fmt, len(x), len(w), x.shape[1])
+            return kernel.product(kernel.upload(self.fmt, w), x)
+        except KernelFault as error:
+            raise NoOrder(f"a probe ends in a fault: {error}") from None
+
+
+@dataclass(frozen=True)
+class PairProbes(Probes):
+    """Probes by pairs of masks.
+
+    The arithmetic is proven, and the rule is recognised, for products of a few numbers of columns (`short`).
+    """
 
     #: Summands of a block that have rules of their own.
     parts = 1
@@ -86,13 +125,13 @@ class Probes(ABC):
         """
 
     def order(self, m: int, n: int, k: int) -> FoundOrder:
-        """Find the order of products of this shape. Raises NoOrder."""
         trees, domain = dict[int, Tree](), self.kernel.domain
         shapes = [(m, min(n, _ROWS), of) for of in self.short if domain.outside(min(n, _ROWS), of) is None]
         fitting: list[Arithmetic] | None = None
         for shape in shapes or [(m, n, k)]:
             tree = trees[self.summands(shape[2])] = self._tree(*shape)
-            fitting = [a for a in fitting or self.arithmetics if self._fits(*shape, tree, a)]
+            orders = (FoundOrder(tree, None, of) for of in fitting or self.arithmetics)
+            fitting = [of.arithmetic for of in self.fitting(*shape, orders)]
             if not fitting:
                 raise NoOrder(f"terms are added as {drawn(tree)}, but no known arithmetic of a term gives the bits")
         assert fitting
@@ -112,10 +151,6 @@ class Probes(ABC):
         raise NoOrder(f"no rule has the trees of shorter rows, {found}, and of long ones")
 
     def tree_in(self, m: int, n: int, k: int, of: FoundOrder, token: int, row: int) -> Tree:
-        """Find the tree of a single output. Raises NoOrder.
-
-        For long rows the tree is the one that was found, if pairs in this row meet where it says.
-        """
         if self.summands(k) <= MOST:
             return self._tree(m, n, k, (token, row))
         pairs, met = self._met(m, n, k, (token, row))
@@ -139,26 +174,6 @@ class Probes(ABC):
         lost: list[float] = (total - np.rint(self.counted(m, n, k, pairs, at))).tolist()
         return pairs, lost
 
-    def _fits(self, m: int, n: int, k: int, tree: Tree, arithmetic: Arithmetic) -> bool:
-        """Return whether all bits of a random product are those of an order."""
-        size = k // self.fmt.block_size * self.fmt.block_bytes
-        blocks = self.rows.reshape(-1, self.fmt.block_bytes)
-        rng = np.random.default_rng((self.seed, m, n, k))
-        w = np.ascontiguousarray(
-            blocks[rng.integers(0, len(blocks), n * size // self.fmt.block_bytes)].reshape(n, size)
-        )
-        x = random_activations((m, k), np.ones((1, 1), np.float32), self.seed)
-        of = FoundOrder(tree, None, arithmetic)
-        return not differing(of, self.semantics, self.fmt, w, self.semantics.bytes_of(x), self.product(w, x)).any()
-
-    def product(self, w: Bytes, x: Floats) -> Floats:
-        """Return the kernel's product of weights uint8[N, row bytes] and activations float32[M, K]. Raises NoOrder."""
-        try:
-            kernel = self.kernel.of(self.fmt, len(x), len(w), x.shape[1])
-            return kernel.product(kernel.upload(self.fmt, w), x)
-        except KernelFault as error:
-            raise NoOrder(f"a probe ends in a fault: {error}") from None
-
 
 # ---- sums of blocks --------------------------------------------------------------------------------------------------
 
@@ -169,7 +184,7 @@ _DRAWN = 4096
 
 
 @dataclass(frozen=True)
-class BlockProbes(Probes):
+class BlockProbes(PairProbes):
     """The probes of a definition that multiplies the sum of a block's products of integers by scales.
 
     Args:
@@ -185,15 +200,12 @@ class BlockProbes(Probes):
     def of(
         cls, kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Bytes, seed: int, term: CodeTerm
     ) -> BlockProbes:
-        """Raises NoOrder."""
-        fields = {field.name: field.dtype for field in fmt.fields}
-        if fmt.block_size != 32 or fields.get("d") != "<f2" or fields.get("m", "<f2") != "<f2":
-            raise NoOrder(f"blocks of {fmt.name} have no scale of their own that is a half")
+        fields = {field.name for field in fmt.fields}
         rng = np.random.default_rng(seed)
         blocks = rng.integers(0, 256, (_DRAWN, fmt.block_bytes), np.uint8)
         for name, value in (("d", 1.0), ("m", 0.0)):
             if name in fields:
-                _set(fmt, blocks, name, np.full(_DRAWN, value))
+                set_halves(fmt, blocks, name, np.full(_DRAWN, value))
         return cls(kernel, semantics, fmt, rows, seed, term, blocks, term.codes(fmt, blocks))
 
     @property
@@ -256,9 +268,9 @@ class BlockProbes(Probes):
     def _weights(self, blocks: Bytes, scales: Doubles) -> Bytes:
         """Return weights uint8[n, row bytes] of blocks [n, nb, block bytes] with these factors of their summands."""
         made = blocks.copy()
-        _set(self.fmt, made, "d", scales[:, :: self.parts])
+        set_halves(self.fmt, made, "d", scales[:, :: self.parts])
         if self.parts == 2:
-            _set(self.fmt, made, "m", scales[:, 1::2])
+            set_halves(self.fmt, made, "m", scales[:, 1::2])
         return made.reshape(len(made), -1)
 
     def check(self, m: int, n: int, k: int) -> None:
@@ -314,86 +326,8 @@ class BlockProbes(Probes):
                 raise NoOrder(why)
 
 
-def _set(fmt: BlockFormat, blocks: Bytes, name: str, values: npt.NDArray[np.float64]) -> None:
+def set_halves(fmt: BlockFormat, blocks: Bytes, name: str, values: npt.NDArray[np.float64]) -> None:
     """Write halves into a field of blocks uint8[..., block bytes]."""
     at = fmt.field_offset(name)
     halves = np.ascontiguousarray(values, np.float16)
     blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
-
-
-# ---- sums of values --------------------------------------------------------------------------------------------------
-
-#: The activations of masks. The others are 1, and a sum of them is exact: c has at most this many bits.
-_MASKED, _BITS = 2.0**60, 10
-#: Sizes of c.
-_LEAST, _LARGEST = 2.0**-20, 2.0**20
-#: Numbers of consecutive values that kernels add in one lane.
-_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-@dataclass(frozen=True)
-class ValueProbes(Probes):
-    """The probes of a definition that multiplies float32 values.
-
-    Args:
-        block: whose values are all c or -c, uint8[block bytes].
-        values: its values, float32[block size].
-    """
-
-    block: Bytes
-    values: npt.NDArray[np.float32]
-
-    @classmethod
-    def of(cls, kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Bytes, seed: int) -> ValueProbes:
-        """Raises NoOrder."""
-        blocks = np.repeat(np.arange(256, dtype=np.uint8)[:, None], fmt.block_bytes, axis=1)
-        for field in fmt.fields:  # the scale is 1, and minima are 0
-            if field.dtype == "<f2":
-                _set(fmt, blocks, field.name, np.full(256, float(field.name == "d")))
-        with np.errstate(all="ignore"):
-            values = fmt.decode(blocks).reshape(256, -1)
-            size = np.abs(values.astype(np.float64))
-            digits = np.frexp(size[:, 0])[0] * 2.0**_BITS
-            fits = (size == size[:, :1]).all(axis=1) & (size[:, 0] >= _LEAST) & (size[:, 0] <= _LARGEST)
-        fits &= digits == np.rint(digits)
-        if not fits.any():
-            raise NoOrder(f"no block of {fmt.name} was found whose values have one size")
-        at = int(fits.argmax())
-        return cls(kernel, semantics, fmt, rows, seed, blocks[at], values[at])
-
-    @property
-    def short(self) -> Iterable[int]:
-        size = self.fmt.block_size
-        return sorted({-(-of // size) * size for of in (64, 160, 384, 512)})
-
-    @property
-    def arithmetics(self) -> Iterable[Arithmetic]:
-        return arithmetics_of_values()
-
-    def rules(self) -> Iterable[Rule]:
-        return rules(widths=_WIDTHS)
-
-    def summands(self, k: int) -> int:
-        return k
-
-    def check(self, m: int, n: int, k: int) -> None:
-        """Each value is a summand: products with pairs of them show whether they are."""
-
-    def counted(
-        self, m: int, n: int, k: int, pairs: Sequence[tuple[int, int]], at: tuple[int, int] | None
-    ) -> npt.NDArray[np.float64]:
-        blocks = k // self.fmt.block_size
-        w = np.ascontiguousarray(np.tile(self.block, (n, blocks)))
-        signs, c = np.tile(np.sign(self.values), blocks), abs(float(self.values[0]))
-        step, found = (m if at is None else 1), list[float]()
-        for start in range(0, len(pairs), step):
-            some = pairs[start : start + step]
-            tokens = range(len(some)) if at is None else [at[0]]
-            x = np.ones((m, k), np.float32)
-            for token, (i, j) in zip(tokens, some, strict=True):
-                x[token, i], x[token, j] = _MASKED, -_MASKED
-            y = self.product(w, x * signs)
-            if at is None and not (y == y[:, :1]).all():
-                raise NoOrder("it adds the terms of rows in different orders")
-            found += [float(value) / c for value in y[list(tokens), 0 if at is None else at[1]].astype(np.float64)]
-        return np.array(found)
