@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.gguf.model import Model, open_model
+from gguf_verify.gguf.model import Model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.results.calls import Call
@@ -17,26 +17,15 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.probes.alignment import Addresses, Alignments, needed_of, spread
-from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.schedules import inputs
 from gguf_verify.support.errors import KernelFault, KernelFinding, NotRun
 from gguf_verify.verification import verify
+from tests.support.one_matrix import OneMatrix
 from tests.support.tools import FIXTURES, ROOT
 
 CUDA = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
 NUMPY = (ROOT / "examples" / "numpy_q4_0.py").read_text()
 NEEDS = {"weights": 2, "activations": 4, "output": 4}
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with open_model(FIXTURES / "tiny-Q4_0.gguf") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def host() -> CpuHost:
-    return CpuHost(1)
 
 
 def cuda(before: str, after: str = "", declares: str = "") -> str:
@@ -51,16 +40,13 @@ def found(
 ) -> tuple[Addresses, RungResult]:  # fmt: skip
     """The addresses of a kernel, and what was recorded."""
     file.write_text(text)
-    foreign = open_foreign(f"{file}:gemm", host)
-    try:
-        tensor, result = model.tensors["blk.0.attn_k.weight"], RungResult(name="layers")
-        run = Run(model, foreign, Options(progress=False, threads=1))
+    with closing(open_foreign(f"{file}:gemm", host)) as foreign:
+        matrix = OneMatrix.of(foreign, model)
+        run, tensor, result = matrix.run, matrix.tensor, matrix.result
         given = list(inputs(Q4_0, run.row_bytes(tensor), np.ones((1, 256), np.float32), 0))
         addresses = Addresses(run, result, tensor, Q4_0, Explanations(result, 1))
         assert addresses.find(given[:2], Call(kind="probe")) == untried
         return addresses, result
-    finally:
-        foreign.close()
 
 
 #: Statements, a term of each output, and a declaration; the operands that are called at the addresses of their types;

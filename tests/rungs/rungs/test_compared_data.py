@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,23 +12,18 @@ import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.model import Model
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.comparisons import Compared, Comparison, Operands
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.results.options import Options
-from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.field_classes import numbers_of
 from gguf_verify.rungs.layers.probes.compared import compared_probes
-from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.layers.probes.steering import steered
 from gguf_verify.rungs.layers.probes.stored_numbers import Data, numbers
 from gguf_verify.rungs.plan import Probe
-from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
-from tests.support.tools import FIXTURES
+from tests.support.one_matrix import OneMatrix
 
 traced = pytest.mark.skipif(checks_fault() is not None, reason=f"comparisons are not traced: {checks_fault()}")
 
@@ -202,27 +198,21 @@ def kernel_with(folder: Path, statements: str) -> Path:
     return path
 
 
-def probes_of(source: Path, seed: int) -> list[Probe]:
+def probes_of(source: Path, model: Model, seed: int) -> list[Probe]:
     """Those with data of a kernel."""
-    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
-        kernel = open_foreign(f"{source}:gemm", CpuHost(1))
-        try:
-            run, result = Run(model, kernel, Options(progress=False, threads=1, seed=seed)), RungResult(name="layers")
-            tensor = model.tensors["blk.0.attn_k.weight"]
-            units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-            huge = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-            return [probe for probe, _ in compared_probes(run, Q4_0, huge, set()).probes if probe.data]
-        finally:
-            kernel.close()
+    with closing(open_foreign(f"{source}:gemm", CpuHost(1))) as kernel:
+        matrix = OneMatrix.of(kernel, model, seed=seed)
+        found = compared_probes(matrix.run, Q4_0, matrix.large_products, set())
+    return [probe for probe, _ in found.probes if probe.data]
 
 
 @pytest.fixture(scope="module")
-def probes(tmp_path_factory: pytest.TempPathFactory) -> list[Probe]:
+def probes(tmp_path_factory: pytest.TempPathFactory, model: Model) -> list[Probe]:
     """Those with data for a correct kernel with all conditions."""
     source = kernel_with(
         tmp_path_factory.mktemp("compared"), "\n".join(f"        {c} acc += 0.0f * acc;" for c in CONDITIONS)
     )
-    return probes_of(source, 3)
+    return probes_of(source, model, 3)
 
 
 @traced
@@ -271,10 +261,10 @@ STATEMENTS: dict[str, Callable[[Block], bool]] = {
 }
 
 
-def test_data_of_a_kernel_in_python(tmp_path: Path) -> None:
+def test_data_of_a_kernel_in_python(tmp_path: Path, model: Model) -> None:
     before = "        y += d_w * (d_a"
     statements = "\n".join(f"        {each}" for each in STATEMENTS)
-    found = probes_of(altered(tmp_path, "numpy_q4_0.py", before, f"{statements}\n{before}"), 3)
+    found = probes_of(altered(tmp_path, "numpy_q4_0.py", before, f"{statements}\n{before}"), model, 3)
     for statement, holds in STATEMENTS.items():
         data = [pair for probe in found if statement in probe.because for pair in probe.data]
         assert {holds(Block.of(*pair)) for pair in data} == {False, True}, statement

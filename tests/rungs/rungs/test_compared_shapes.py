@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -10,23 +11,18 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.gguf.model import Model, open_model
+from gguf_verify.gguf.model import Model
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.comparisons import Compared, Comparison, Operands
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent
 from gguf_verify.kernels.foreign.compared import Comparisons
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.results.options import Options
-from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.comparisons import Shape, boundaries
-from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import Probe, shapes_of
-from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
-from tests.support.tools import FIXTURES
+from tests.support.one_matrix import OneMatrix
 from tools.measure.guards import Guard, Quantity, guard, log_uniform
 
 traced = pytest.mark.skipif(checks_fault() is not None, reason=f"comparisons are not traced: {checks_fault()}")
@@ -198,12 +194,6 @@ def kernel_with(folder: Path, statements: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with open_model(FIXTURES / "tiny-Q4_0.gguf") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> ComparedProbes:
     """The shapes of a correct kernel with all conditions."""
     source = kernel_with(
@@ -213,15 +203,9 @@ def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Compared
 
 
 def shapes_compared_in(source: str, model: Model) -> ComparedProbes:
-    kernel = open_foreign(source, CpuHost(1))
-    try:
-        run, result = Run(model, kernel, Options(progress=False, threads=1)), RungResult(name="layers")
-        tensor = model.tensors["blk.0.attn_k.weight"]
-        units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-        probes = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-        return compared_probes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
-    finally:
-        kernel.close()
+    with closing(open_foreign(source, CpuHost(1))) as kernel:
+        matrix = OneMatrix.of(kernel, model)
+        return compared_probes(matrix.run, Q4_0, matrix.large_products, {*shapes_of(EVERYTHING, 32, 0, False)})
 
 
 @traced
