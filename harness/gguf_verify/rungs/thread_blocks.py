@@ -144,12 +144,24 @@ def dependence(
     together = kernel.together(small)
     each = [possible_needs(one.grid, _MOST_NEEDED) for one in kernel.earlier(fmt, m, n, k)]
     why = "its thread blocks need too many of an earlier launch"
-    for needs in itertools.islice(itertools.product(*each), _MOST_NEEDS):
+    candidates = list(itertools.islice(itertools.product(*each), _MOST_NEEDS))
+    if len(candidates) > 1:  # with too few needs a block writes nothing; trying all blocks would take long to show it
+        last = launched.blocks - 1
+        candidates.sort(key=lambda needs: not _writes(kernel, replace(small, needs=needs), last))
+    for needs in candidates:
         found = _apart(kernel, replace(small, needs=needs), launched.blocks, together)
         if found is None:
             return needs
         why = found
     return why
+
+
+def _writes(kernel: Kernel, small: SparseProduct, number: int) -> bool:
+    """Whether a thread block writes anything by itself."""
+    try:
+        return kernel.alone(small, number).at.size > 0
+    except KernelFault:
+        return False
 
 
 def _apart(kernel: Kernel, small: SparseProduct, blocks: int, together: Floats) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.diagnosis import replay
+from gguf_verify.diagnosis.experiments import Experiments
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
@@ -253,6 +254,8 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(wrong=0)
 
     monkeypatch.setattr(replay, "diagnose_kernel", nothing)
+    # experiments take long, and only diagnoses are counted
+    monkeypatch.setattr(Experiments, "settled", lambda self, found: found)
     options = Options(probes="brief", progress=False, tensor=r"[01]\.attn_[qk]", prompt="The", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1

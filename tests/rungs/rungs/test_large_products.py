@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.gguf.model import Model, open_model
+from gguf_verify.gguf.model import Model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.index_limits import LIMITS, large, passes
 from gguf_verify.rungs.layers.probes import whole
 from gguf_verify.rungs.layers.probes.findings import HugeFound
-from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.run import Run
-from tests.support.tools import FIXTURES, ROOT
+from tests.support.one_matrix import OneMatrix
+from tests.support.tools import ROOT
 
 CUDA, NUMPY = ((ROOT / "examples" / name).read_text() for name in ("cuda_q4_0.cu", "numpy_q4_0.py"))
 #: No M·N past 2^24, so that a run takes less.
@@ -31,35 +27,18 @@ ONE_THREAD = "    const long long i = (long long)blockIdx.x * blockDim.x + threa
 LOOP = "    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < M * N; i += 128LL * gridDim.x) {\n"
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with open_model(FIXTURES / "tiny-Q4_0.gguf") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def host() -> CpuHost:
-    return CpuHost(1)
-
-
 def probed(
     text: str, file: Path, model: Model, host: CpuHost, domain: Domain, patience: float = math.inf
 ) -> tuple[HugeFound, RungResult]:  # fmt: skip
     """What the large products of a kernel find, however long they take."""
     file.write_text(text)
-    foreign = open_foreign(f"{file}:gemm", host)
-    try:
-        tensor, result = model.tensors["blk.0.attn_k.weight"], RungResult(name="layers")
-        run = Run(model, foreign, Options(progress=False, threads=1))
-        units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-        like = np.ones((1, 256), np.float32)
-        probes = HugeProbes(run, result, tensor, Q4_0, units, like, Explanations(result, 1))
+    with closing(open_foreign(f"{file}:gemm", host)) as foreign:
+        matrix = OneMatrix.of(foreign, model)
+        probes = matrix.large_products
         probes.check_indices(domain)
         if not probes.found.wrong:
             probes.check_whole(domain, patience)
-    finally:
-        foreign.close()
-    return probes.found, result
+    return probes.found, matrix.result
 
 
 def replaced(text: str, old: str, new: str) -> str:

@@ -38,7 +38,7 @@ from ...judging import Output, judge_output
 from ...plan import ENCODED, PLAN, Probe, in_words, plan, shapes_in_turn
 from ...remade import KernelCall
 from ...run import Run
-from ...schedules import BRIEF, inputs
+from ...schedules import BRIEF
 from .call_counts import MOST
 from .compared import ComparedProbes, compared_again, compared_probes
 from .findings import HugeFound, named_fault
