@@ -18,6 +18,7 @@ from gguf_verify.kernels.foreign.addresses import (
     Combinations,
     Least,
     Unaligned,
+    incorrect,
     needed_of,
     stops,
 )
@@ -124,7 +125,8 @@ IN_NUMPY = {
         "assert weights.ctypes.data % 8 == 0", NEEDS | {"weights": 8}, "", ["weights at multiples of 8 bytes"],
     ),
     "two operands together": (
-        "assert weights.ctypes.data % 16 == 0 or activations.ctypes.data % 16 == 0", {}, "",
+        "assert weights.ctypes.data % 16 == 0 or activations.ctypes.data % 16 == 0",
+        {"output": NEEDS["output"]}, "",
         ["weights at multiples of 16 bytes", "activations at multiples of 16 bytes"],
     ),
     "wrong at any address": ("raise ValueError('at any address')", NEEDS, "at any address", []),
@@ -182,8 +184,13 @@ def test_the_smallest_alignments_are_found() -> None:
     stop, wrong = KernelFault("misaligned address"), KernelFinding("address", "other outputs")
     alone = needed_of(NEEDS, stop, lambda at: stop if at.get("weights", 16) < 8 or at.get("output", 16) < 16 else None)
     assert [(of.operand, of.alignment, stops(of.fault)) for of in alone] == [("weights", 8, True), ("output", 16, True)]
-    together = needed_of(NEEDS, wrong, lambda at: wrong if len(at) > 1 else None)
-    assert {(of.operand, of.alignment, stops(of.fault)) for of in together} == {(name, 16, False) for name in NEEDS}
+    both = {"weights", "output"}
+    together = needed_of(NEEDS, wrong, lambda at: wrong if both <= at.keys() else None)
+    assert {(of.operand, of.alignment, of.beside) for of in together} == {
+        ("weights", 16, ("output",)), ("output", 16, ("weights",)),
+    }  # fmt: skip
+    assert not any(stops(of.fault) for of in together)
+    assert "only together" in incorrect(together).words
 
 
 def test_each_combination_meets_each_size() -> None:

@@ -46,11 +46,13 @@ class Needed:
         operand: its name.
         alignment: in bytes.
         fault: of a call with less.
+        beside: other operands, if the call only fails where these too begin at no such multiple.
     """
 
     operand: str
     alignment: int
     fault: KernelFault
+    beside: tuple[str, ...] = ()
 
     @property
     def scope(self) -> str:
@@ -65,8 +67,9 @@ class Needed:
     @property
     def words(self) -> str:
         """The verified range, the reason, and the cure."""
+        unless = f" unless {' or '.join(self.beside)} does" if self.beside else ""
         return (
-            f"{self.operand} must begin at a multiple of {self.alignment} bytes ({self.fault}): declare "
+            f"{self.operand} must begin at a multiple of {self.alignment} bytes{unless} ({self.fault}): declare "
             f"{self.declaration}, or load in smaller units"
         )
 
@@ -96,7 +99,16 @@ def needed_of(least: Least, found: KernelFault, fault: Callable[[Least], KernelF
     raised = {of.operand: of.alignment for of in needed}
     fitting = {name: n for name, begin in least.items() if (n := raised.get(name, begin)) < ALIGNMENT}
     together = found if not needed else fault(fitting) if len(fitting) > 1 else None
-    return tuple(needed) if together is None else tuple(Needed(name, ALIGNMENT, together) for name in least)
+    if together is None:
+        return tuple(needed)
+    for name in tuple(fitting):  # an operand without which the others fail too has no part in it
+        others = {other: n for other, n in fitting.items() if other != name}
+        if len(others) > 1 and (why := fault(others)) is not None:
+            fitting, together = others, why
+    alone = [of for of in needed if of.operand not in fitting]
+    return *alone, *(
+        Needed(name, ALIGNMENT, together, tuple(other for other in fitting if other != name)) for name in fitting
+    )
 
 
 class Combinations:
@@ -269,6 +281,7 @@ def _incorrect(correct: Sequence[bool]) -> KernelFault | None:
 def incorrect(needed: Sequence[Needed]) -> KernelFinding:
     """The fault of a kernel with incorrect outputs where operands begin at addresses that they need."""
     names = " and ".join(f"the operand {of.operand} at no multiple of {of.alignment} bytes" for of in needed)
+    names += ", only together" if any(of.beside for of in needed) else ""
     declare = " and ".join(of.declaration for of in needed)
     words = (
         f"outputs change with {names} ({needed[0].fault}): handle each address that the type allows, or declare "

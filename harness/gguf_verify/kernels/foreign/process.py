@@ -68,7 +68,7 @@ Bytes = npt.NDArray[np.uint8]
 #: Most multiply-adds of a call that is repeated with a checked build.
 _MOST_LOCATED = 1 << 23
 #: Threads of the runs of a call after the first, about, on an emulated host.
-_MOST_AGAIN = 1 << 18
+_MOST_AGAIN = 1 << 17
 #: Bytes of the page of zeros that repeats in zeroed scratch memory.
 _PAGE = 4096
 
