@@ -103,8 +103,8 @@ def needed_of(least: Least, found: KernelFault, fault: Callable[[Least], KernelF
         return tuple(needed)
     for name in tuple(fitting):  # an operand without which the others fail too has no part in it
         others = {other: n for other, n in fitting.items() if other != name}
-        if len(others) > 1 and (why := fault(others)) is not None:
-            fitting, together = others, why
+        if len(others) > 1 and (fails := fault(others)) is not None:
+            fitting, together = others, fails
     alone = [of for of in needed if of.operand not in fitting]
     return *alone, *(
         Needed(name, ALIGNMENT, together, tuple(other for other in fitting if other != name)) for name in fitting
