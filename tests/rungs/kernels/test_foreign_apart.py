@@ -226,6 +226,16 @@ def test_later_runs_of_many_threads_have_some_of_the_blocks(gives: str, said: st
     kernel.close()
 
 
+def test_the_whole_run_of_many_threads_has_aligned_operands(tmp_path: Path) -> None:
+    """As most callers pass them: one block goes wrong there, which is none of those that run again."""
+    (tmp_path / "k.cu").write_text(WIDE.replace("GIVES", "blockIdx.x == 303 && (unsigned long long)w % 16 == 0"))
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    rows = np.zeros((600, 18), np.uint8)
+    y = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), np.ones((1, 32), np.float32))
+    kernel.close()
+    assert np.flatnonzero(y).tolist() == [303]
+
+
 class _Card(CpuHost):
     """A host with memory of its own: kernels run on copies."""
 

@@ -197,10 +197,12 @@ class Products:
             return others[key % len(others)], last
         return (*runs.walls, last) if held is not None and held.once and others else runs.walls
 
-    def _places(self, runs: Runs, key: int) -> list[Place]:
-        """Return where the operands lie in the runs of a call."""
+    def _places(self, runs: Runs, key: int, in_part: bool) -> list[Place]:
+        """Return where the operands lie in the runs of a call. `in_part`: only the first one is whole, as most callers
+        make it, with aligned operands."""
         walls = self._walls(runs, key)
-        first, *further = (runs.unaligned() if "apart" in walls else ()) or [{}]
+        unaligned = (runs.unaligned() if "apart" in walls else ()) or [{}]
+        first, *further = [{}, *filter(None, unaligned)] if in_part else unaligned
         places: list[Place] = [(wall, first if wall == "apart" else {}) for wall in walls]
         return [*places, *(("apart", least) for least in further)]
 
@@ -219,13 +221,14 @@ class Products:
         """
         if not self._conversation.ready() and self._held is not None:
             self._held.place, self._held.called = None, False
-        places, made = self._places(runs, _key(operands)), list[Arrays]()
-        budget, some, turn = self._conversation.budget(len(places)), runs.some(more.get("launches", ())), 0
+        some = runs.some(more.get("launches", ()))
+        places, made = self._places(runs, _key(operands), some is not None and self._apart), list[Arrays]()
+        budget, turn = self._conversation.budget(len(places)), 0
         try:
             for turn, place in enumerate(places):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
                 at = place, min(turn, 1)
-                part = {**more, "some": [some, _key(operands)]}
+                part = {**more, "some": [some, _key(operands) + turn]}
                 if turn and some is not None and self._same_in_part(operands, part, runs, at, budget, made[0]):
                     continue
                 answer, said = self._once(operands, more, runs, at, budget)
