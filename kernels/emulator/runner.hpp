@@ -1247,7 +1247,7 @@ class Blocks {
         return std::all_of(runners_.begin(), runners_.end(), kept) ? DONE : OUTSIDE_SHARED;
     }
     // The number of the block that ran last.
-    uint64_t number() const { return runner ? runner->number : 0; }
+    uint64_t number() const { return runner ? runner->number : launched_.blocks; }
 
   private:
     // The multiprocessors of an H100: a block need not run before one that waits for it and has a lower number.
@@ -1378,7 +1378,8 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     std::vector<Report> reports(workers);
     const auto work = [&](int i) {
         Blocks own(launched, reports[i], next);
-        outcomes[i] = own.run(), numbers[i] = own.number();
+        outcomes[i] = own.run();
+        numbers[i] = outcomes[i] == OUTSIDE_SHARED ? blocks : own.number();  // known when all blocks have ended
     };
     FaultHandlers handlers;
     std::vector<std::thread> pool;
@@ -1394,10 +1395,11 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     for (auto& t : pool) t.join();
     for (const OwnCounters& counters : own) counters.add_to_all();
     CHECKED(if (outcomes[0] == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
-    // The first block that failed, as if one thread had run all: it ran, whatever happened in later ones.
+    // The first block that failed, whichever thread ran it; of those that crashed, if one did.
+    const auto rank = [&](int i) { return std::make_pair(outcomes[i] == CRASHED ? 0 : outcomes[i] != DONE ? 1 : 2, numbers[i]); };
     int first = 0;
     for (int i = 1; i < workers; ++i)
-        if (outcomes[i] != DONE && (outcomes[first] == DONE || numbers[i] < numbers[first])) first = i;
+        if (rank(i) < rank(first)) first = i;
     *report = reports[first];
     // findings from before the launch ended also hold for a GPU
     const int outcome = outcomes[first];

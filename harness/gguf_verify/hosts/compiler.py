@@ -199,7 +199,7 @@ def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile
 def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
     special = () if how is None else (how.__name__, *CHECKS)
     # modules that modify a compiler's output
-    writers = (Path(__file__).with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
+    writers = (Path(__file__).with_name(name) for name in ("compiler.py", "elf.py", "extents.py", "launch_limits.py"))
     ours = combined((module.name, file_digest(module)) for module in writers)
     return (tree_hash(root), tables_hash(), ours, unit, *FLAGS, *options, *special, *_compiler_key())
 
@@ -514,8 +514,9 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
             if header and as_foreign(root) is None:  # the precompiled header is damaged
                 _not_precompiled(header)
         if apart:
-            text.write_text(_with_own_counters(text.read_text()))
-            assembles = [compiler(), *listing, "-c", str(text), "-o", str(compiled)]
+            # names and inline assembly may hold any bytes
+            text.write_text(_with_own_counters(text.read_text("latin-1")), "latin-1")
+            assembles = [compiler(), *folders, *listing, "-c", str(text), "-o", str(compiled)]
             if (done := _run(assembles, root, folder)).returncode:
                 raise _failed(done, assembles, unit)
         read = _read_files(listed, folder)
@@ -539,8 +540,10 @@ def _with_own_counters(assembly: str) -> str:
     """Return the assembly of x86-64 with each counter at its address + the base of segment GS, so that each
     operating-system thread can have its own. Threads that share them would wait for each other at each count.
     """
-    lines = (line if "\tlea" in line else _COUNTER.sub(r"%gs:\1", line) for line in assembly.splitlines())
-    return "\n".join([*lines, *_OWN, ""])
+    lines = assembly.split("\n")
+    if any("\tlea" in line and "__gcov" in line for line in lines):  # what is counted there cannot be seen
+        return assembly
+    return "\n".join([*(_COUNTER.sub(r"%gs:\1", line) for line in lines), *_OWN, ""])
 
 
 def as_without_flags(options: Sequence[str]) -> list[str]:

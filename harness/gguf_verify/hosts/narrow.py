@@ -19,6 +19,8 @@ _TYPES = {"float", "half", "__half", *(f"{u}int{bits}_t" for u in ("", "u") for 
 #: Words before "(T)" that leave it a cast, and signs before "T(" that leave it one.
 _BEFORE_CAST = {"return", "case", "else", "do", "throw"}
 _BEFORE_VALUE = {*"=(,+-*/%&|^[?:<>!~"} | {"return"}
+#: Other words with which a type begins.
+_OTHER_TYPES = {"const", "void", "bool", "long", "double", "size_t", "auto", "struct"}
 #: Limit for the declarators of a declaration.
 _MOST_TOKENS = 300
 
@@ -42,7 +44,13 @@ def narrowing(tokens: Sequence[Token], i: int, closing: Mapping[int, int]) -> li
         return [Edit(after.end, after.end, f" {_CAST}({of})")] if is_cast and taken else []
     if after.text == ">" and before == "<" and i > 1 and tokens[i - 2].text == "static_cast":
         return [Edit(tokens[end + 1].end, tokens[end + 1].end, f"{_VALUE}({of}) ")] if _opens(tokens, end + 1) else []
-    if after.text == "(" and end == i + 1 and before in _BEFORE_VALUE and _opens(tokens, end):
+    if (
+        after.text == "("
+        and end == i + 1
+        and before in _BEFORE_VALUE
+        and _opens(tokens, end)
+        and not _is_type(tokens, end + 1)
+    ):
         return [Edit(after.end, after.end, f"{_VALUE}({of}) ")]
     return [Edit(at, at, f" {_VALUE}({of})") for at in _begun(tokens, end, closing)] if after.kind == "word" else []
 
@@ -57,6 +65,14 @@ def _type_ends(tokens: Sequence[Token], i: int) -> int:
     return i if end < len(tokens) and tokens[end].text in ("long", "double") else end
 
 
+def _is_type(tokens: Sequence[Token], i: int) -> bool:
+    """Return whether a type begins at a token, as in `float(int)`, a function's type, and not in `float(int(x))`."""
+    end = _type_ends(tokens, i)
+    return tokens[i].text in _OTHER_TYPES or (
+        end > i and end < len(tokens) and tokens[end].text in (",", ")", "*", "&")
+    )
+
+
 def _opens(tokens: Sequence[Token], i: int) -> bool:
     """Return whether a bracket opens around a value."""
     return tokens[i].text == "(" and i + 1 < len(tokens) and tokens[i + 1].text not in ("*", "&", ")", "...")
@@ -67,6 +83,8 @@ def _begun(tokens: Sequence[Token], at: int, closing: Mapping[int, int]) -> Iter
     i, name = at, True
     while i + 1 < min(len(tokens), at + _MOST_TOKENS):
         text = tokens[i].text
+        if tokens[i].text == "operator":
+            return
         if name and tokens[i].kind == "word" and tokens[i + 1].text == "=" and not _equals(tokens, i + 1):
             yield tokens[i + 1].end
             i += 1

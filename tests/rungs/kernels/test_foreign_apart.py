@@ -226,6 +226,18 @@ def test_later_runs_of_many_threads_have_some_of_the_blocks(gives: str, said: st
     kernel.close()
 
 
+def test_an_output_that_some_of_the_blocks_leave_is_found(tmp_path: Path) -> None:
+    """They are those that run again, in the run with weights at no multiple of 16 bytes."""
+    leaves = "if (threadIdx.x == 0 && !(blockIdx.x % 4 == 1 && (unsigned long long)w % 16))"
+    text = WIDE.replace("GIVES", "3").replace("if (threadIdx.x == 0)", leaves)
+    (tmp_path / "k.cu").write_text(text)
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    weights, x = kernel.upload(FORMATS["Q4_0"], np.zeros((600, 18), np.uint8)), np.ones((1, 32), np.float32)
+    with pytest.raises(KernelFault, match="never written"):
+        [kernel.product(weights, x) for _ in range(4)]  # not every call has such weights
+    kernel.close()
+
+
 def test_the_whole_run_of_many_threads_has_aligned_operands(tmp_path: Path) -> None:
     """As most callers pass them: one block goes wrong there, which is none of those that run again."""
     (tmp_path / "k.cu").write_text(WIDE.replace("GIVES", "blockIdx.x == 303 && (unsigned long long)w % 16 == 0"))

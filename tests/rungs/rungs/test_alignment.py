@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -280,3 +281,19 @@ def test_sizes_of_the_plan_and_addresses_together(statement: str, code: int, lim
     if code:
         diagnoses = [d for rung in report.rungs for d in (rung.diagnosis, *rung.other_diagnoses) if d is not None]
         assert "unaligned-operand" in {fault.id for diagnosis in diagnoses for fault in diagnosis.faults}
+
+
+def test_sums_that_depend_on_addresses_in_padded_calls(tmp_path: Path, host: CpuHost) -> None:
+    """Only the outputs that were asked for decide which of several answers are correct."""
+    text = NUMPY.replace('semantics="q8_1"', 'semantics="q8_1", domain={"N": {"multiple": 64}, "M": {"multiple": 4}}')
+    blocks = "range(shape.k // 32)"
+    assert blocks in text
+    order = "[:: 1 if weights.ctypes.data % 16 == 0 else -1]"
+    (tmp_path / "kernel.py").write_text(text.replace(blocks, f"{blocks}{order}"))
+    rng = np.random.default_rng(0)
+    rows = any_blocks(Q4_0, 4 * 100, 1).reshape(100, -1)
+    with closing(open_foreign(f"{tmp_path / 'kernel.py'}:gemm", host)) as kernel:
+        weights = kernel.upload(Q4_0, rows)
+        for m in (3, 1, 6):
+            x = rng.standard_normal((m, 128)).astype(np.float32)
+            assert kernel.product(weights, x).shape == (m, 100)

@@ -1,8 +1,9 @@
 """The addresses of operands: which ones a call gets, and what a kernel needs.
 
 A GGUF file aligns a tensor to 32 bytes and CUDA an allocation to 256, but a row of Q4_0 begins at any even address, and
-a caller may pass one expert of a tensor, the rows of one GPU, or a view of activations. So each call of a kernel is
-made with all operands at multiples of 16 bytes, and with some of them at others that the types of their elements allow.
+a caller may pass one expert of a tensor, the rows of one GPU, or a view of activations. So calls of a
+kernel are made with all operands at multiples of 16 bytes, and those that have a run apart from walls (the first with a
+matrix, and about half of the others) also with some operands at addresses that only the types of their elements allow.
 
 Which ones these are is chosen so that all combinations of aligned and unaligned operands meet few and many tokens, rows
 and columns (`Combinations`). A kernel that a GPU stops there ("misaligned address") computes nothing wrong: what it

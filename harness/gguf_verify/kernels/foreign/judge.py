@@ -46,14 +46,11 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
     return made
 
 
-def completed(made: npt.NDArray[Any], before: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an output of a run of some thread blocks, with the elements that it did not write from a whole run.
-
-    Args:
-        made, before, whole: the output, its content before the run, and that of the whole run; of one shape and dtype.
-    """
+def written(made: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which elements of an output a run wrote. `before`: the output before the run, of the same dtype."""
     bits = f"u{made.itemsize}"
-    return np.where(made.view(bits) == before.view(bits), whole, made)
+    found: npt.NDArray[np.bool_] = made.view(bits) != before.view(bits)
+    return found
 
 
 def widened(made: npt.NDArray[Any], dtype: str) -> Floats:

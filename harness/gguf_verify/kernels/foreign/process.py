@@ -64,6 +64,8 @@ from .source_numbers import numbers_in
 from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
+#: (tokens, rows) → their exact product.
+Exact = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Product]
 
 #: Most multiply-adds of a call that is repeated with a checked build.
 _MOST_LOCATED = 1 << 23
@@ -462,7 +464,11 @@ class ForeignKernel(Kernel):
                 made = self._embedded(weights, experts, (x, tokens), part, (n, k), fused)[None]
             else:
                 beside = NOTHING if fused is None else fused.call(tokens, n, width)
-                made = self._made(fmt, part, (len(part), n, k), beside, exact)
+
+                def correct(answers: Sequence[Arrays], wanted: int = wanted, exact: Exact = exact) -> list[bool]:
+                    return within([answer["output"][:wanted, : weights.n] for answer in answers], exact)
+
+                made = self._made(fmt, part, (len(part), n, k), beside, correct)
             y[at : at + wanted] = worst_of(answers_of(made, wanted, weights.n), exact)
             at += wanted
         return y
@@ -547,26 +553,21 @@ class ForeignKernel(Kernel):
         x: npt.NDArray[np.uint8],
         shape: tuple[int, int, int],
         beside: Beside,
-        exact: Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Product] | None = None,
+        correct: Callable[[Sequence[Arrays]], list[bool]] = all_correct,
     ) -> npt.NDArray[np.float32]:
         """Make one call; return its results float32[T, M·slots, N], several if their bits may differ and do.
 
         Args:
-            exact: (tokens, rows) → their exact product, of a plain product.
+            correct: see `called`.
 
         Raises KernelFault; EnvironmentFault under a schedule.
         """
         if self.declares is not None and not len(x):  # as engines do: CUDA refuses a launch without thread blocks
             return np.empty((1, 0, shape[1]), np.float32)
 
-        def correct(answers: Sequence[Arrays]) -> list[bool]:
-            assert exact is not None
-            return within([answer["output"] for answer in answers], exact)
-
         names, operands = self.operands.names(fmt, *shape, beside), self.operands.of_call(fmt, x, shape, beside)
         more = {} if beside.routing is None else {"top_k": beside.slots}
-        judged = all_correct if exact is None else correct
-        answers, _ = self.called(self.loaded, fmt.name, operands, names, more=more, correct=judged)
+        answers, _ = self.called(self.loaded, fmt.name, operands, names, more=more, correct=correct)
         return np.stack([answer["output"] for answer in answers])
 
     def called(

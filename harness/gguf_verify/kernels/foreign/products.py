@@ -9,7 +9,7 @@ import math
 import mmap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,7 +22,7 @@ from ...support.errors import KernelFault, NotRun, NotTried
 from ..launches import SparseCall
 from .addresses import Least, Unaligned
 from .conversation import Budget, Conversation
-from .judge import FIXED, MOVED, completed, guarded, same_bits, taken, unchanged, written_again
+from .judge import FIXED, MOVED, guarded, same_bits, taken, unchanged, written, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
 
 Bytes = npt.NDArray[np.uint8]
@@ -90,6 +90,28 @@ class Runs:
             return None
         blocks, threads = (math.prod(launches[0][size]) for size in ("grid", "block"))
         return max(1, self.again // threads) if blocks * threads > self.again else None
+
+
+@dataclass
+class _Part:
+    """Runs of some thread blocks of a call, always the same ones.
+
+    Args:
+        some: about how many, and the seed of the choice.
+        whole: the outputs of a whole run.
+        same: whether all of these runs wrote the same elements.
+    """
+
+    some: Sequence[int]
+    whole: Arrays
+    same: bool = True
+    _written: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+
+    def completed(self, name: str, made: npt.NDArray[Any], before: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an output of a run, with the elements that it did not write from the whole run."""
+        those = written(made, before)
+        self.same = self.same and np.array_equal(those, self._written.setdefault(name, those))
+        return np.where(those, made, self.whole[name])
 
 
 #: Where operands lie in the runs of an ordinary call.
@@ -223,16 +245,16 @@ class Products:
             self._held.place, self._held.called = None, False
         some = runs.some(more.get("launches", ()))
         places, made = self._places(runs, _key(operands), some is not None and self._apart), list[Arrays]()
-        budget, turn = self._conversation.budget(len(places)), 0
+        budget, turn, part = self._conversation.budget(len(places)), 0, None
         try:
             for turn, place in enumerate(places):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
                 at = place, min(turn, 1)
-                part = {**more, "some": [some, _key(operands) + turn]}
-                if turn and some is not None and self._same_in_part(operands, part, runs, at, budget, made[0]):
+                if turn and part is not None and self._same_in_part(operands, more, runs, at, budget, part):
                     continue
                 answer, said = self._once(operands, more, runs, at, budget)
                 made.append(answer)
+                part = _Part([some, _key(operands)], answer) if some is not None and not turn else part
             if self._held is not None and len(places) > 1:
                 self._held.called = True
             if _all_same(made):
@@ -262,21 +284,21 @@ class Products:
         runs: Runs,
         at: tuple[Place, int],
         budget: Budget,
-        whole: Arrays,
+        part: _Part,
     ) -> bool:
-        """Whether a run of some of a call's thread blocks gives what they gave in the whole run. If not, they may
-        depend on others, and nothing is learned.
+        """Whether a run of some of a call's thread blocks gives what they gave in the whole run, and writes what they
+        wrote in other such runs. If not, they may depend on others, and nothing is learned.
 
         Raises KernelFault.
         """
         if not self._apart:
             return False
         try:
-            answer, _ = self._once(operands, more, runs, at, budget, whole)
+            answer, _ = self._once(operands, more, runs, at, budget, part)
         except NotTried:
             self._apart = False
             return False
-        return _all_same([whole, answer])
+        return part.same and _all_same([part.whole, answer])
 
     def _differ(
         self,
@@ -312,14 +334,13 @@ class Products:
         runs: Runs,
         at: tuple[Place, int],
         budget: Budget,
-        whole: Arrays | None = None,
+        part: _Part | None = None,
     ) -> tuple[Arrays, dict[str, Any]]:
         """Make one run; return its outputs and the message of the process.
 
         Args:
             at: where the operands lie, and the number of the run.
-            whole: the outputs of a whole run, if this one has some of its thread blocks. They replace what these do not
-                write.
+            part: the thread blocks that it has; None: all.
         """
         place, turn, held = at[0], at[1] % 2, self._held
         stays = held is not None and held.once and held.called
@@ -332,15 +353,16 @@ class Products:
         before = [_begin(operand, one, file.bytes, turn) for operand, one in zip(placed, given, strict=True)]
         named = (*held.operands, *placed) if runs.scheduled and held is not None else placed
         question = {"do": "run", **more, "operands": [operand.plain() for operand in named]}
+        question |= {} if part is None else {"some": part.some}
         files = [file] if held is None else [held.file, file]
-        said = self._conversation.ask(question, files, budget, may_lack=runs.scheduled or whole is not None)
+        said = self._conversation.ask(question, files, budget, may_lack=runs.scheduled or part is not None)
         out: Arrays = {}
         for operand, content, one in zip(placed, before, given, strict=True):
             guarded(operand, file.bytes)
             if operand.role == "output":
                 made = one.read(taken(operand, file.bytes, content))
-                if whole is not None:
-                    made = completed(made, one.read(replace(operand, at=0).array_in(content)), whole[operand.name])
+                if part is not None:
+                    made = part.completed(operand.name, made, one.read(replace(operand, at=0).array_in(content)))
                 out[operand.name] = made
             elif operand.role == "input":
                 unchanged(operand.name, operand.bytes_in(file.bytes), content)

@@ -1,12 +1,13 @@
 """Comparisons with a number of calls, `static int calls; if (++calls == 54)`: how many calls away their outcome is.
 
-The same product is observed several times in one process. An operand that is another one each time counts calls. Its
-steps tell in how many calls it equals the other operand; these calls are then made, in a process of their own.
+The same product is observed several times in one process. An operand that changes each time counts calls. From its
+steps follows in how many calls it equals the other operand; these calls are then made, in a process of their own.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 from ....kernels.comparisons import Compared, Comparison, Operands
@@ -68,7 +69,7 @@ def _calls(seen: list[Operands]) -> int | None:
     for at in range(4):
         values, apart = [_ends(of)[at] for of in seen], [of.apart[at % 2] for of in seen]
         steps = {after - before for before, after in itertools.pairwise(values)}
-        if len(steps) != 1 or not (step := abs(*steps)):
+        if len(steps) != 1 or not (step := abs(*steps)) or not all(map(math.isfinite, (step, *apart))):
             continue
         level = values[0] - apart[0] if at < 2 else values[0] + apart[0]
         most = max(most, abs(level) / step, abs(values[0]) / step, abs(apart[0]) / step)

@@ -16,7 +16,7 @@ import msgspec
 from ....formats.tensor_types import WeightFormat
 from ....support.cache import kept, taken
 from ....support.text import printable
-from ...plan import PLAN, Probe
+from ...plan import PLAN, Blocks, Probe, Values
 from ...run import Run
 from .call_counts import MOST
 
@@ -31,6 +31,8 @@ class _Kept(msgspec.Struct):
     m: int
     n: int
     k: int
+    blocks: Blocks
+    values: Values
     because: str
     data: list[tuple[str, str]]
     first: int
@@ -51,9 +53,8 @@ def kept_probes(run: Run, fmt: WeightFormat, unit: int) -> list[Probe]:
         width = run.semantics(fmt).encoding.row_bytes(one.k)
         if all(len(weights) == fmt.block_bytes and x and width % len(x) == 0 for weights, x in data):
             because = f"{printable(one.because, 300)}{_KEPT}"
-            probe = Probe((one.m,), one.n, one.k, because=because, first=one.first, data=data, calls=one.calls)
-            of_data = {"blocks": "what its code compares with", "values": "what its code compares with"}
-            found.append(replace(probe, **of_data) if data else probe)  # type: ignore[arg-type]
+            probe = Probe((one.m,), one.n, one.k, one.blocks, one.values, because=because)
+            found.append(replace(probe, first=one.first, data=data, calls=one.calls))
     return found
 
 
@@ -66,10 +67,11 @@ def keep_probes(run: Run, fmt: WeightFormat, failed: Iterable[Probe]) -> None:
     """Keep probes beside those of earlier runs; of more than a few, the oldest."""
     entries = _entries(run, fmt)
     for probe in failed:
-        data = [(weights.hex(), x.hex()) for weights, x in probe.data[:_MOST_PAIRS]]
-        if probe.because.endswith(_KEPT):
+        data = [(weights.hex(), x.hex()) for weights, x in probe.data]
+        if probe.because.endswith(_KEPT) or len(data) > _MOST_PAIRS:
             continue
-        one = _Kept(probe.tokens[0], probe.n, probe.k, probe.because, data, probe.first, probe.calls)
+        of = (probe.tokens[0], probe.n, probe.k, probe.blocks, probe.values)
+        one = _Kept(*of, probe.because, data, probe.first, probe.calls)
         if one not in entries and len(entries) < _MOST:
             entries.append(one)
     kept(_key(run, fmt), _SUFFIX, msgspec.json.encode(entries))
