@@ -35,6 +35,8 @@ def narrowing(tokens: Sequence[Token], i: int, closing: Mapping[int, int]) -> li
     end, before = _type_ends(tokens, i), tokens[i - 1].text if i else ""
     if end == i or end >= len(tokens) or (i and _type_ends(tokens, i - 1) > i - 1):
         return []
+    if any(token.text == "constexpr" for token in tokens[max(0, i - 3) : i]):  # its value is always the same
+        return []
     of = " ".join(token.text for token in tokens[i:end])
     after = tokens[end]
     if after.text == ")" and before == "(" and closing.get(i - 1) == end:

@@ -413,7 +413,7 @@ def test_the_first_block_that_fails_is_reported(build: Build) -> None:
 
 @pytest.mark.parametrize("grid", [(300, 1, 1), (40, 50, 1), (2, 200, 1), (12, 10, 11)])
 def test_some_of_the_blocks(build: Build, grid: tuple[int, int, int]) -> None:
-    """About as many as are asked for, more of the border than its share, the same for the same seed."""
+    """About the requested number, more of the border than its share, the same for the same seed."""
     source = "void k(uint32_t* y) { y[blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)] = 1; }"
     host, blocks, ran = CpuHost(2), math.prod(grid), []
     kernel = build(source, host)

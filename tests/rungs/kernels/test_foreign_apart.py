@@ -215,7 +215,7 @@ extern "C" __global__ void gemm(const unsigned char* w, const void* x, float* y,
     ],
 )
 def test_later_runs_of_many_threads_have_some_of_the_blocks(gives: str, said: str | None, tmp_path: Path) -> None:
-    """What blocks do wrong is still found; if one might depend on others, all of them run."""
+    """Faults of blocks are still found; if one block might depend on others, all of them run."""
     (tmp_path / "k.cu").write_text(WIDE.replace("GIVES", gives))
     kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
     rng = np.random.default_rng(1)

@@ -77,6 +77,7 @@ NARROW = {
     "unsigned short a[2] = {1, 2}; const short* p = (const short*)w;": None,
     "unsigned long long v = (long long)i; double d = (double)i; auto l = [](int) {};": None,
     "int count(int x), size = sizeof(short); if (x == (y)) return;": None,
+    "constexpr int ALONG = 2 * N; static constexpr short S = 3;": None,
     "int operator=(int v); std::function<float(int)> f; a < float(unsigned);": None,
 }
 

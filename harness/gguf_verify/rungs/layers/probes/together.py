@@ -80,7 +80,7 @@ class Together:
         self._pairs: dict[str, tuple[Pair, ...]] = {}
 
     def probes(self, shapes: Sequence[Shape]) -> Iterator[Probe]:
-        """Those of the comparisons with data. `shapes`: those that comparisons of ordinary products ask for."""
+        """Those of the comparisons with data. `shapes`: those at which comparisons of ordinary products change."""
         compares = self._run.kernel.of(self._fmt, 1, 1, self._unit).compares
         if compares not in _MOST_OBSERVED or isinstance(self._observed.needs, str):
             return
