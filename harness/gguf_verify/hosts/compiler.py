@@ -541,7 +541,8 @@ def _with_own_counters(assembly: str) -> str:
     operating-system thread can have its own. Threads that share them would wait for each other at each count.
     """
     lines = assembly.split("\n")
-    if any("\tlea" in line and "__gcov" in line for line in lines):  # what is counted there cannot be seen
+    # what is counted at an address in a register cannot be seen; those of the emulator are not read
+    if any("\tlea" in line and "__gcov" in line and "cuda_on_cpu" not in line for line in lines):
         return assembly
     return "\n".join([*(_COUNTER.sub(r"%gs:\1", line) for line in lines), *_OWN, ""])
 
