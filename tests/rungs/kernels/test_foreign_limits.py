@@ -15,6 +15,7 @@ import pytest
 
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.author_cubin import SWITCH
+from gguf_verify.hosts.compiler import counts_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.foreign_sources import ForeignSource
 from gguf_verify.hosts.schedule import Schedule
@@ -65,7 +66,8 @@ def test_a_source_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for uses in (1, 2):
         compiled(tmp_path, text)
         # the compiler, the linker, and for counters of each thread the assembler
-        assert len(commands) == (3 if platform.machine() == "x86_64" else 2) * uses
+        counts = platform.machine() == "x86_64" and counts_fault() is None
+        assert len(commands) == (3 if counts else 2) * uses
 
 
 def test_a_header_that_is_new_beside_the_source_is_compiled(tmp_path: Path) -> None:
