@@ -15,20 +15,24 @@ of the kernel exceeds the narrow spread there, and a correct kernel passes (`Jud
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 
 import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import get, on_host, put, widened
 from .closer import Closer, judge_closer
-from .power import Power, power
-from .sums import Doubles, Product
+from .power import FEW, Power, power
+from .sums import Doubles, Floats, Product
 
 #: Rows of weights whose score is computed although they pass.
 _LOOKED_AT = 2
 #: Outputs that are judged by lane orders: in the first batch, and in further batches.
 _FIRST, _AT_ONCE = 4, 64
+#: Outputs that NumPy looks at together: some arrays of them fit in a core's cache.
+_TILE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,10 @@ class Judgement:
         worst: (m, n) of the worst utilisation.
         differing_bits: elements whose bits differ from the declared order's; None for an undeclared order.
         nmse: Σ(y - o)² / Σ o².
-        product: the product it was judged by, with the spread by lane orders if these were computed. After a screening,
-            the parts that did not pass at once are computed whole. On a GPU, the arrays are NumPy's if an element
-            fails.
         suspected: elements that fail by their score only.
         doubtful: elements whose score is only explained by lane orders; suspicions are among them.
         power: whether the gates could have failed: see `power`.
+        by: returns `product`.
         closer: a further judgement of the product, made if the gates could not have failed; otherwise None.
     """
 
@@ -57,11 +59,20 @@ class Judgement:
     worst: tuple[int, int]
     differing_bits: int | None
     nmse: float
-    product: Product
     suspected: npt.NDArray[np.bool_]
     doubtful: npt.NDArray[np.bool_]
     power: Power
+    by: Callable[[], Product]
     closer: Closer | None = None
+
+    @cached_property
+    def product(self) -> Product:
+        """The product it was judged by, with the spread by lane orders if these were computed.
+
+        After a screening, the rows that did not pass at once are computed whole. On a GPU, the arrays are NumPy's if an
+        element fails.
+        """
+        return self.by()
 
     @property
     def passed(self) -> bool:
@@ -105,9 +116,14 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         slack: added to the bound: the uncertainty of the inputs of the computation that gave `y`.
     """
     y, slack = put(y, p.exact), None if slack is None else put(slack, p.exact)
+    if p.of_rows is not None or (y.size > _TILE and on_host(y) and p.errors is None):
+        return _judge_in_tiles(y, p, slack)
+    return _judge_whole(y, p, slack)
+
+
+def _judge_whole(y: Floats, p: Product, slack: Doubles | None) -> Judgement:
+    """Judge `y` by a product that was not screened."""
     of_gates = power(p, slack)
-    if p.of_rows is not None:
-        p = p.settled(_doubtful(y, p, slack))
     with np.errstate(all="ignore"):
         difference = np.abs(widened(y) - p.exact)
         bound = p.bound if slack is None else p.bound + slack
@@ -153,7 +169,99 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         bad, of_gates = bad.copy(), closer.power
         bad[np.ix_(closer.tokens, closer.rows)] |= closer.bad
     worst = float(utilisation.max()), float(score.max())
-    return Judgement(bad, *worst, (m, n), differing, nmse, p, suspected, doubtful, of_gates, closer)
+    return Judgement(bad, *worst, (m, n), differing, nmse, suspected, doubtful, of_gates, lambda: p, closer)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A first look at the outputs of some rows of weights, arrays of NumPy.
+
+    Args:
+        passing: rows all of whose outputs pass at once, bool[n].
+        utilisation, score: the largest of each row, float64[n].
+        squares: Σ(y - o)² and Σ o² of each row, float64[2, n].
+        differing: outputs whose bits differ from the declared order's.
+        power: of the gates.
+    """
+
+    passing: npt.NDArray[np.bool_]
+    utilisation: Doubles
+    score: Doubles
+    squares: Doubles
+    differing: int
+    power: Power
+
+    @classmethod
+    def of(cls, y: Floats, p: Product, slack: Doubles | None) -> _Tile:
+        """Look at `y` float32[M, n]. The conditions are those of `judge`."""
+        with np.errstate(all="ignore"):
+            difference = np.abs(widened(y) - p.exact)
+            bound, spread = (of if slack is None else of + slack for of in (p.bound, p.spread))
+            utilisation, score = _ratio(difference, bound), _ratio(difference, spread)
+            tolerable = score <= p.limit
+            if not tolerable.all():
+                tolerable |= difference <= 2.0**-23 * np.abs(p.exact) + 2.0**-149
+            passing, differing = difference <= bound, 0
+            if p.ordered is not None:
+                same = y.view(np.uint32) == p.ordered.view(np.uint32)
+                differing = int((~same).sum())
+                tolerable |= same
+                passing &= same
+            passing &= tolerable
+            if not np.isfinite(difference.max()):
+                passing &= np.isfinite(y) & np.isfinite(p.exact)
+            squares = _squares(difference, p.exact)
+        found = get(passing.all(axis=0)), get(utilisation.max(axis=0)), get(score.max(axis=0))
+        return cls(*found, squares, differing, power(p, slack))
+
+
+def _judge_in_tiles(y: Floats, p: Product, slack: Doubles | None) -> Judgement:
+    """Judge `y` some rows of weights at a time, as far as these pass at once, and the other rows as a whole."""
+    m, n = y.shape
+    step = max(1, _TILE // m) if on_host(y) else n
+    spans = [slice(start, start + step) for start in range(0, n, step)]
+    tiles = [_Tile.of(y[:, at], p.of_weights(at), None if slack is None else slack[:, at]) for at in spans]
+    passing, utilisation, score, squares = (
+        np.concatenate([getattr(tile, name) for tile in tiles], axis=-1)
+        for name in ("passing", "utilisation", "score", "squares")
+    )
+    few = any(tile.power.outputs < FEW for tile in tiles)
+    of_gates = power(p, slack) if few else reduce(Power.joined, (tile.power for tile in tiles))
+    differing = None if p.ordered is None else sum(tile.differing for tile in tiles)
+    bad, suspected, doubtful = (np.zeros(y.shape, bool) for _ in range(3))
+    if p.of_rows is not None:  # the score is the worst of those that are computed whole
+        passing[np.argsort(score)[-_LOOKED_AT:]] = False
+        score[passing] = 0.0
+    rows, whole = np.flatnonzero(~passing), None
+    if len(rows):
+        at = put(rows, y)
+        of_rows = p.of_weights(rows).settled(np.arange(len(rows)))
+        whole = _judge_whole(y[:, at], of_rows, None if slack is None else slack[:, at])
+        bad[:, rows], suspected[:, rows], doubtful[:, rows] = whole.bad, whole.suspected, whole.doubtful
+        with np.errstate(all="ignore"):
+            exact = get(whole.product.exact)
+            squares[:, rows] = _squares(np.abs(get(y[:, at]).astype(np.float64) - exact), exact)
+        utilisation[rows] = whole.utilisation  # of each: only the largest counts
+        score[rows] = whole.score
+    most = float(utilisation.max())
+    found = [] if whole is None or whole.utilisation < most else [(whole.worst[0], int(rows[whole.worst[1]]))]
+    with np.errstate(all="ignore"):
+        for row in np.flatnonzero(passing & (utilisation == most)):
+            off = np.abs(widened(y[:, row]) - p.exact[:, row])
+            limit = p.bound[:, row] if slack is None else p.bound[:, row] + slack[:, row]
+            found.append((int(np.argmax(_ratio(off, limit))), int(row)))
+    if not on_host(y) and bad.any():
+        p = p.placed(get)
+    (off, size), high = squares.sum(axis=1), float(score.max())
+    return Judgement(
+        bad, most, high, min(found), differing, float(off / size) if size else 0.0, suspected, doubtful, of_gates,
+        lambda: p if whole is None else p.with_rows(rows, whole.product),
+    )  # fmt: skip
+
+
+def _squares(difference: Doubles, exact: Doubles) -> Doubles:
+    """Return Σ(y - o)² and Σ o² of each row of weights, float64[2, n] of NumPy."""
+    return np.stack([get(np.einsum("mn,mn->n", of, of)) for of in (difference, exact)])
 
 
 @dataclass(frozen=True)
@@ -189,19 +297,11 @@ class _ByLanes:
         return cls(wrong, suspected & ~wrong, spread)
 
 
-def _doubtful(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None) -> npt.NDArray[np.intp]:
-    """Return the rows of weights with an element that does not pass, and the `_LOOKED_AT` with the largest scores."""
-    screen = Product(p.exact, p.bound, p.spread, p.ordered, limit=p.limit)
-    doubtful = np.asarray(judge(y, screen, slack).bad.any(axis=0))
-    with np.errstate(all="ignore"):
-        spread = p.spread if slack is None else p.spread + slack
-        score = get(_ratio(np.abs(widened(y) - p.exact), spread).max(axis=0))
-    doubtful[np.argsort(score)[-_LOOKED_AT:]] = True
-    return np.flatnonzero(doubtful)
-
-
 def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return difference / scale; 0 if both are 0, infinite instead of NaN."""
     with np.errstate(all="ignore"):
-        ratio = np.where(difference == 0, 0.0, difference / scale)
-    return np.where(np.isnan(ratio), np.inf, ratio)
+        ratio = difference / scale
+        if np.isnan(ratio.max()):
+            ratio = np.where(difference == 0, 0.0, ratio)
+            ratio[np.isnan(ratio)] = np.inf
+    return ratio

@@ -160,17 +160,32 @@ class Product:
         changed = {name: each(of) for name, of in arrays.items() if not (of is None or isinstance(of, float))}
         return replace(self, **changed)
 
+    def of_weights(self, rows: Rows | slice) -> Product:
+        """Return the product of these rows of the weights, in this order."""
+        at = put(rows, self.exact) if isinstance(rows, np.ndarray) else rows
+        index, of_rows, lanes, errors = np.arange(self.exact.shape[1])[rows], self.of_rows, self.lanes, self.errors
+        return replace(
+            self.placed(lambda of: of[:, at]),
+            of_rows=None if of_rows is None else lambda some: of_rows(index[some]),
+            lanes=None if lanes is None else Lanes(lambda tokens, some: lanes.of(tokens, index[some]), lanes.most),
+            errors=None if errors is None else lambda tokens, some: errors(tokens, index[some]),
+        )
+
     def settled(self, rows: Rows) -> Product:
         """Return the same, with the product itself at some rows of the weights.
 
         At the others, which have passed, the spread is infinite, since it is not known.
         """
-        if self.of_rows is None:
-            return self
-        exact, bound, spread = self.exact.copy(), self.bound.copy(), np.full_like(self.spread, np.inf)
+        return self if self.of_rows is None else self.with_rows(rows, self.of_rows(rows))
+
+    def with_rows(self, rows: Rows, known: Product) -> Product:
+        """Return the same, with the numbers of another product, which may be on another device, at some rows of the
+        weights. After a screening, the spread of the others is infinite, since it is not known."""
+        exact, bound = self.exact.copy(), self.bound.copy()
+        spread = self.spread.copy() if self.of_rows is None else np.full_like(self.spread, np.inf)
         if len(rows):
-            move = get if on_host(exact) else lambda of: put(of, exact)
-            known, at = self.of_rows(rows).placed(move), put(rows, exact)
+            move = get if on_host(exact) else lambda of: put(get(of), exact)
+            known, at = known.placed(move), put(rows, exact)
             exact[:, at], bound[:, at], spread[:, at] = known.exact, known.bound, known.spread
         return replace(self, exact=exact, bound=bound, spread=spread, of_rows=None)
 

@@ -14,6 +14,7 @@ from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.hosts.memory import POISON
+from gguf_verify.semantics import gates
 from gguf_verify.semantics.accumulation import LANES_LIMIT, SCORE_LIMIT
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
@@ -217,3 +218,33 @@ def test_slack_widens_both_gates(judged: Product) -> None:
 def test_nmse_is_over_all_elements(judged: Product) -> None:
     y = (judged.exact * 1.5).astype(np.float32)
     assert judge(y, judged).nmse == pytest.approx(0.25, rel=1e-5)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("fault", ["none", "near the limits", "NaN", "infinite", "zero", "all wrong", "one bit"])
+def test_tiles_of_rows_are_judged_as_the_whole(
+    fault: str, ordered: bool, judged: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, rng = judged if ordered else undeclared(judged), np.random.default_rng(3)
+    assert judged.ordered is not None
+    y, at = judged.ordered.copy(), rng.random(judged.exact.shape) < 0.1
+    if fault == "near the limits":
+        limit = np.minimum(p.bound, p.limit * p.spread)
+        y[at] = (p.exact + rng.choice([-1.001, -0.999, 0.5, 1.1, 2], at.shape) * limit)[at]
+    elif fault == "one bit":
+        y[at] = np.nextafter(y[at], np.float32(np.inf))
+    elif fault == "all wrong":
+        y *= np.float32(1.01)
+    elif fault != "none":
+        y[at] = {"NaN": np.nan, "infinite": -np.inf, "zero": 0}[fault]
+    whole = judge(y, p)
+    for outputs in (1, 3 * len(y), y.size - 1):
+        monkeypatch.setattr(gates, "_TILE", outputs)
+        tiles = judge(y, p)
+        for name in ("bad", "suspected", "doubtful"):
+            assert (getattr(tiles, name) == getattr(whole, name)).all(), name
+        for name in ("utilisation", "score", "worst", "differing_bits", "power"):
+            assert getattr(tiles, name) == getattr(whole, name), name
+        assert tiles.nmse == pytest.approx(whole.nmse, nan_ok=True)
+        assert (tiles.product.spread == whole.product.spread).all()
+        assert (tiles.product.exact == whole.product.exact).all()
