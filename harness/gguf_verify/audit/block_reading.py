@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..formats.block import BlockFormat
 from ..formats.layout import Field, Piece
 from ..formats.tensor_types import ACTIVATION_FORMATS, ELEMENTS, FORMATS, decode_elements
-
-Floats = npt.NDArray[np.float32]
 
 _COVERED = FORMATS | ACTIVATION_FORMATS
 
@@ -53,22 +51,36 @@ class Part:
     values: tuple[int, ...]
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Our decoding of some bytes; empty by default. See `XRay` for the fields."""
+    """Our decoding of some bytes; empty by default.
+
+    Args:
+        rule: the formula of a value from its code; "" if our decoder does not support the type.
+        fields: of the struct, in file order; empty likewise.
+        scale: d; None if groups of values have their own scales.
+        minimum: m of `d·q + m`; None if there is none.
+        minimum_is: "stored", or its formula, or "".
+        scales, minima: of each group, multiplied out; empty if the block is one group, or has no minima.
+        codes: as stored, before any offset; for elements their bits. Empty if our decoder does not support the type.
+        parts: parts of the codes, high bits first.
+        items: for each value the item that holds the low bits of its code, as an integer.
+        sources: for each value the location of its code's bits, in words.
+        ours: the decoded values, float32; None without a decoder.
+    """
 
     rule: str = ""
     fields: tuple[FieldBytes, ...] = ()
     scale: float | None = None
     minimum: float | None = None
     minimum_is: str = ""
+    scales: tuple[float, ...] = ()
+    minima: tuple[float, ...] = ()
     codes: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
     items: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
-    values: Floats | None = None
-    scales: tuple[float, ...] = ()
-    minima: tuple[float, ...] = ()
+    ours: tuple[float, ...] | None = None
 
 
 def read_block(kind: str, content: bytes, offset: int = 0) -> Reading:
@@ -97,25 +109,23 @@ def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> Reading:
     with np.errstate(invalid="ignore"):  # a signalling NaN
         scales, minima, values = fmt.scales(raw)[0].tolist(), fmt.minima(raw)[0].tolist(), fmt.decode(raw)[0]
     has_min = fmt.has_min or fmt.offset != 0
+    minima = minima if has_min else []
     if fmt.groups > 1:
-        scale = minimum = None
+        of_scales: dict[str, Any] = {"scales": tuple(scales), "minima": tuple(minima)}
     else:
-        scale, minimum = scales[0], minima[0] if has_min else None
+        of_scales = {"scale": scales[0], "minimum": minima[0] if minima else None}
     computed = f"-{fmt.offset}·d" if fmt.offset else ""
     items, sources = _sources(fields, fmt.block_size)
     return Reading(
-        fmt.rule,
-        fields,
-        scale,
-        minimum,
-        "stored" if fmt.has_min else computed,
-        tuple(fmt.codes(raw)[0].tolist()),
-        _parts(fields, fmt.block_size),
-        items,
-        sources,
-        values,
-        tuple(scales) if fmt.groups > 1 else (),
-        tuple(minima) if fmt.groups > 1 and has_min else (),
+        rule=fmt.rule,
+        fields=fields,
+        minimum_is="stored" if fmt.has_min else computed,
+        codes=tuple(fmt.codes(raw)[0].tolist()),
+        parts=_parts(fields, fmt.block_size),
+        items=items,
+        sources=sources,
+        ours=tuple(values.tolist()),
+        **of_scales,
     )
 
 
@@ -135,13 +145,13 @@ def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
     size = field.item_bits // 8
     sources = tuple(f"byte {offset + i * size}" for i in range(n))
     return Reading(
-        f"x is {field.doc}",
-        tuple(_fields([field], content, offset)),
+        rule=f"x is {field.doc}",
+        fields=tuple(_fields([field], content, offset)),
         codes=codes,
         parts=tuple(parts),
         items=codes,
         sources=sources,
-        values=values,
+        ours=tuple(values.tolist()),
     )
 
 

@@ -5,7 +5,6 @@ See `places` for selecting a block, and for "blocks" of types without any.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,16 @@ import numpy.typing as npt
 from ..formats.tensor_types import NO_TO_FLOAT
 from ..gguf.file import Tensor
 from ..llama.library import Llama
-from .block_reading import FieldBytes, Part, read_block
+from ..support.plain import plain
+from .block_reading import FieldBytes, Reading, read_block
 from .places import Place, extent, grid, neighbour
 
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class XRay:
-    """The x-ray of one block.
+@dataclass(frozen=True, kw_only=True)
+class XRay(Reading):
+    """The x-ray of one block: our decoding of it, its position, and llama.cpp's values.
 
     Args:
         file: path of the file; `part` is its index in a split model.
@@ -38,17 +38,7 @@ class XRay:
         previous, next: the neighbours in the file; None at the tensor's ends.
         raw: its bytes.
         elements: it is a window of elements, not a block.
-        rule: the formula of a value from its code; "" if our decoder does not support the type.
-        fields: of the struct, in file order; empty likewise.
-        scale: d; None if groups of values have their own scales.
-        minimum: m of `d·q + m`; None if there is none.
-        minimum_is: "stored", or its formula, or "".
-        scales, minima: of each group, multiplied out; empty if the block is one group, or has no minima.
-        codes: as stored, before any offset; for elements their bits. Empty if our decoder does not support the type.
-        parts: parts of the codes, high bits first.
-        items: for each value the item that holds the low bits of its code, as an integer.
-        sources: for each value the location of its code's bits, in words.
-        ours, theirs: the decoded values, float32; None without a decoder, or if llama.cpp was not used.
+        theirs: llama.cpp's values, float32; None if it has no conversion, or was not used.
         differs: indices of values whose bits differ; any NaN equals any NaN.
         asked: the requested byte, in words, or "".
         notes: what is missing and why.
@@ -72,18 +62,6 @@ class XRay:
     next: Place | None
     raw: bytes
     elements: bool
-    rule: str
-    fields: tuple[FieldBytes, ...]
-    scale: float | None
-    minimum: float | None
-    minimum_is: str
-    scales: tuple[float, ...]
-    minima: tuple[float, ...]
-    codes: tuple[int, ...]
-    parts: tuple[Part, ...]
-    items: tuple[int, ...]
-    sources: tuple[str, ...]
-    ours: tuple[float, ...] | None
     theirs: tuple[float, ...] | None
     differs: tuple[int, ...]
     asked: str
@@ -136,8 +114,8 @@ def xray(
     what = "block" if tensor.type.quantized else "window"
     kind, flat = tensor.type, row * grid(tensor).per_row + block
     read = read_block(kind.name, content, start)
-    ours = read.values
     return XRay(
+        **vars(read),
         file=str(tensor.mapped.path),
         part=tensor.part,
         tensor=tensor.name,
@@ -156,22 +134,10 @@ def xray(
         next=neighbour(tensor, flat + 1),
         raw=content,
         elements=not kind.quantized,
-        rule=read.rule,
-        fields=read.fields,
-        scale=read.scale,
-        minimum=read.minimum,
-        minimum_is=read.minimum_is,
-        scales=read.scales,
-        minima=read.minima,
-        codes=read.codes,
-        parts=read.parts,
-        items=read.items,
-        sources=read.sources,
-        ours=None if ours is None else tuple(ours.tolist()),
         theirs=None if theirs is None else tuple(theirs.tolist()),
-        differs=() if ours is None or theirs is None else tuple(differing(ours, theirs)),
+        differs=() if read.ours is None or theirs is None else tuple(differing(read.ours, theirs)),
         asked="" if asked is None else _asked(read.fields, what, start, stop, asked),
-        notes=tuple(_notes(kind.name, ours, theirs)),
+        notes=tuple(_notes(kind.name, read.ours is not None, theirs)),
     )
 
 
@@ -182,9 +148,9 @@ def differing(a: Floats | Sequence[float], b: Floats | Sequence[float]) -> list[
     return [int(i) for i in np.flatnonzero(differs)]
 
 
-def _notes(kind: str, ours: Floats | None, theirs: Floats | None) -> list[str]:
+def _notes(kind: str, decoded: bool, theirs: Floats | None) -> list[str]:
     notes = []
-    if ours is None:
+    if not decoded:
         notes.append(f"our decoder does not support {kind}: its fields are unknown here")
     if theirs is None and kind in NO_TO_FLOAT:
         notes.append(f"llama.cpp has no conversion from {kind} to compare with")
@@ -224,7 +190,7 @@ def to_dict(x: XRay) -> dict[str, Any]:
     except for bytes that are not UTF-8. Keys are those of `XRay`; a field has name, type, count, doc, start, stop,
     offset, hex and values; a neighbour has row, block and offset; a part of the codes has name, high, low and values.
     """
-    plain = {
+    made = plain({
         **{name: getattr(x, name) for name in x.__dataclass_fields__ if name not in ("raw", "items")},
         "hex": x.raw.hex(),
         "fields": [
@@ -232,22 +198,8 @@ def to_dict(x: XRay) -> dict[str, Any]:
              "stop": f.stop, "offset": f.offset, "hex": f.raw.hex(), "values": f.values}
             for f in x.fields
         ],
-        "parts": [{"name": p.name, "high": p.high, "low": p.low, "values": p.values} for p in x.parts],
         "previous": x.previous and x.previous._asdict(),
         "next": x.next and x.next._asdict(),
-    }  # fmt: skip
-    safe = _safe(plain)
-    assert isinstance(safe, dict)
-    return safe
-
-
-def _safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _safe(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_safe(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, str):  # bytes that are not UTF-8 are surrogates, which JSON cannot hold
-        return value.encode("utf-8", "backslashreplace").decode()
-    return value
+    })  # fmt: skip
+    assert isinstance(made, dict)
+    return made

@@ -61,8 +61,9 @@ def of(kind: str, digits: str) -> Block | None:
         read = read_block(kind, raw)
     except ValueError as error:
         return Block(kind, len(raw), parts=[unread], why=f"not decoded: {error}")
-    decoded = [] if read.values is None else read.values.tolist()
-    values = [Value(i, str(code), number(x)) for i, (code, x) in enumerate(zip(read.codes, decoded, strict=True))]
+    values = [
+        Value(i, str(code), number(x)) for i, (code, x) in enumerate(zip(read.codes, read.ours or (), strict=True))
+    ]
     return Block(kind, len(raw), read.rule, [_part(f) for f in read.fields], _scales(read), values)
 
 
