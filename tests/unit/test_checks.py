@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from html import unescape
@@ -20,7 +23,8 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import SHORTENING, Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.registry import RUNGS
-from tests.support import certificates, records
+from tests.support import certificates, records, validated
+from tests.support.nights import run_report, run_result
 from tests.support.shown import json_of, text_of, written
 
 #: Options that do not change the extent of a run: they choose where and how it runs.
@@ -177,3 +181,39 @@ def test_a_certificate_of_a_shortened_run_is_not_a_whole_one(tmp_path: Path, opt
     )
     assert {line.outcome for line in checked.lines} == {"matches"}
     assert (checked.exit_code, bool(statement.predicate.asked.left_out)) == ((5, True) if options else (0, False))
+
+
+# ---- validated -------------------------------------------------------------------------------------------------------
+# Reports and certificates of the tests are validated, in this process and in others: see `tests.support.validated`.
+
+
+WRITES = "import sys; open(sys.argv[-1], 'w').write(sys.argv[1])"
+
+
+def test_reports_of_this_process() -> None:
+    found = run_result()
+    json_of(Kind.RUN, found)
+    found.to_json()
+    assert validated.flaws() == []
+    found.seconds = "long"  # type: ignore[assignment]
+    for make in (lambda: json_of(Kind.RUN, found), found.to_json, found.to_dict):
+        make()
+        (said,) = validated.flaws()
+        assert "a report of this process is not valid by run.schema.json: $.seconds: 'long'" in said
+
+
+@pytest.mark.parametrize("flag", ["--json", "--certificate"])
+def test_files_of_other_processes(tmp_path: Path, flag: str) -> None:
+    whole = run_report()
+    for made, flaw in (
+        (whole, ""),
+        ({**whole, "seconds": "long"}, "$.seconds"),
+        ({"predicateType": 1}, "is not valid"),
+    ):
+        command = [sys.executable, "-c", WRITES, json.dumps(made), "gguf_verify", flag, "r.json"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        found = validated.flaws()
+        assert len(found) == bool(flaw)
+        assert all(flaw and flaw in each for each in found)
+    subprocess.run([sys.executable, "-c", WRITES, "{", "stub", flag, str(tmp_path / "r.json")], check=True)
+    assert not validated.flaws(), "a stand-in may write what it likes"

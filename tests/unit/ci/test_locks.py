@@ -10,9 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.needs import need
 from tests.support.tools import ROOT
 
 FOLDER = ROOT / "requirements"
@@ -138,3 +140,30 @@ def test_install_asks_for_digests_and_builds_nothing_in_isolation(tmp_path: Path
     assert all("--require-hashes --only-binary :all: --no-binary llama-cpp-python" in line for line in calls)
     assert calls[0].endswith(f"-r {FOLDER}/build.txt")
     assert calls[1].endswith(f"--no-build-isolation -r {FOLDER}/llama.txt -r {FOLDER}/dist.txt")
+
+
+# ---- hooks -----------------------------------------------------------------------------------------------------------
+# .pre-commit-hooks.yaml, as other repositories use it.
+
+
+(HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+
+
+def test_its_entry_is_an_installed_command() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert HOOK["entry"].split()[0] in scripts
+    assert HOOK["language"] == "python"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("a/model.gguf", True), ("model.gguf.txt", False), ("gguf", False), ("x.GGUF", False)]
+)
+def test_it_is_for_gguf_files(name: str, wanted: bool) -> None:
+    assert bool(re.search(HOOK["files"], name)) is wanted
+
+
+def test_pre_commit_takes_it(tmp_path: Path) -> None:
+    need("pre-commit")
+    line = ["pre-commit", "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

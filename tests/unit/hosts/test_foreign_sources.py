@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.hosts import compiler
+from gguf_verify.hosts import compiler, nvcc
+from gguf_verify.hosts.author_cubin import OF_NVCC, author_cubin
+from gguf_verify.hosts.branches import not_compiled
+from gguf_verify.hosts.compilation import ForeignUnit
 from gguf_verify.hosts.for_cpu import ForCpu
 from gguf_verify.hosts.foreign_sources import ForeignSource, as_foreign, foreign_source, read_limited
+from gguf_verify.hosts.includes import included
 from gguf_verify.support.errors import EnvironmentFault
 
 
@@ -87,3 +91,90 @@ def test_values_that_become_numbers_of_few_bits_are_noted(line: str) -> None:
     made = ForCpu().rewritten(line, "k.cu")
     made = made.replace(" GGUF_VERIFY_NARROWED(", "V(").replace("GGUF_VERIFY_NARROWED(", "V(")
     assert made.replace("GGUF_VERIFY_NARROWS(", "C(") == (NARROW[line] or line)
+
+
+# ---- includes --------------------------------------------------------------------------------------------------------
+# The scanner of #include: what it is asked to read may be a device, a pipe, or the source itself.
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
+def test_what_has_no_end_is_not_read(tmp_path: Path, kind: str) -> None:
+    """The source is then compiled each time."""
+    match kind:
+        case "device":
+            (tmp_path / "x.h").symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(tmp_path / "x.h")
+        case _:
+            (tmp_path / "x.h").mkdir()
+    (tmp_path / "k.cu").write_text('#include "x.h"\n')
+    assert included(tmp_path, "k.cu", (), {}) is None
+
+
+def test_a_source_that_includes_itself(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text('#include "k.cu"\n')
+    assert included(tmp_path, "k.cu", (), {}) == [str(tmp_path / "k.cu")]
+
+
+# ---- nvcc ------------------------------------------------------------------------------------------------------------
+# What nvcc is given with a kernel that is not this project's.
+
+
+SOURCE = """
+typedef float (*Function)(float);
+static __device__ float twice(float x) { return 2 * x; }
+template <int K, Function F>
+__global__ void kernel(float* y) { *y = F(K + MORE(K)); }
+"""
+
+
+@pytest.mark.needs("nvcc")
+def test_macros_hold_commas_and_parameters(tmp_path: Path) -> None:
+    """nvcc itself would take what follows a comma in -D for further macros."""
+    (tmp_path / "kernel.cu").write_text(SOURCE)
+    defines = {"OF": "3, twice", "MORE(k)": "(k + 1)"}
+    cubin, names = nvcc.compile_cubin(ForeignUnit(tmp_path, "kernel.cu", ("kernel<OF>",), defines), "90")
+    assert cubin[:4] == b"\x7fELF"
+    assert "kernelILi3E" in names["kernel<OF>"]
+
+
+@pytest.mark.needs("nvcc")
+@pytest.mark.parametrize("include", ['#include "{}"', '#define OTHER "{}"\n#include OTHER'])
+def test_what_it_reads_is_noted(tmp_path: Path, include: str) -> None:
+    """Also where the source does not say which file it is: nvcc lists it."""
+    root, header = tmp_path / "source", tmp_path / "other.h"
+    root.mkdir()
+    header.write_text("#define MORE(k) (k)\n")
+    source = SOURCE.replace("template", "template<int, Function> __global__ void kernel(float*);\ntemplate", 1)
+    (root / OF_NVCC).write_text(f"{include.format(header)}\n{source}")
+    with foreign_source(root, 300.0, (header,)) as noted:
+        author_cubin(ForeignUnit(root, OF_NVCC, ("kernel<3, twice>",)), "90", by="nvcc")
+    assert str(header) in noted.opened
+    assert not [path for path in noted.opened if path.startswith(("what ", f"{root}/", str(nvcc.include_folder())))]
+
+
+# ---- branches --------------------------------------------------------------------------------------------------------
+# Branches of `#if` that are not compiled: macros of a foreign source are text, and never a template or a bomb.
+
+
+def found(text: str) -> list[str]:
+    return not_compiled({"k.cu": text}, "k.cu", {"__CUDA_ARCH__": "900"}, lambda _of, _name: None, lambda name: name)
+
+
+@pytest.mark.parametrize("value", ["'\\q'", "'\\1'", "\\g<x>", "'\\n'", "{0}", "%s"])
+def test_the_value_of_a_macro_is_no_template(value: str) -> None:
+    text = f"#define A {value}\n#if A && __CUDA_ARCH__ < 800\nint x;\n#endif\n"
+    assert found(text + "#if __CUDA_ARCH__ < 800\nint y;\n#endif\n") == ["#if __CUDA_ARCH__ < 800 at k.cu:5"]
+
+
+def test_what_a_macro_stands_for_is_taken_in_place_of_it() -> None:
+    text = "#define OLD (__CUDA_ARCH__ < LEAST)\n#define LEAST 800\n#if OLD\nint x;\n#endif\n#if !OLD\nint y;\n#endif\n"
+    assert found(text) == ["#if OLD at k.cu:3"]
+
+
+@pytest.mark.parametrize("value", ["A " * 100_000, "B " * 100_000, "1 + " * 100_000 + "1"])
+def test_long_macros_are_not_expanded(value: str) -> None:
+    """They are not reported. Each of half a million names would expand to half a million others."""
+    long = f"#define B B B\n#define A {value}\n#if __CUDA_ARCH__ < {'A ' * 100_000}\nint x;\n#endif\n"
+    short = f"#define A {value}\n#if __CUDA_ARCH__ < A\nint x;\n#endif\n"
+    assert found(long) == found(short) == []

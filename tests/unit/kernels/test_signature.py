@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
+from gguf_verify.kernels.foreign.api import kernel
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.kernels.foreign.signature import kernels_in, misfit, proposed, there_is, unlike
+from gguf_verify.support.errors import UsageError
 
 SOURCE = """
 // __global__ void commented(int x) {}
@@ -108,3 +111,21 @@ def test_a_hostile_source_takes_no_time() -> None:
     kernels_in("__global__ " + "x " * 1_000_000 + "(" * 1_000_000)
     kernels_in("__global__ __launch_bounds__" * 100_000)
     assert time.monotonic() - start < 60, "quadratic: it would take hours"
+
+
+# ---- declared twice --------------------------------------------------------------------------------------------------
+# A function has one declaration: a second one would change what the first name stands for.
+
+
+def product(w: Any, x: Any, shape: Any) -> Any:
+    return x
+
+
+def test_a_second_declaration_that_differs_is_refused() -> None:
+    declared = kernel(["Q4_0"], semantics="q8_1", takes="float32")(product)
+    assert kernel(["Q4_0"], semantics="q8_1", takes="float32")(product) is declared
+    with pytest.raises(UsageError, match=r"'product' already has another declaration: .*lambda \*given: product"):
+        kernel(["Q4_0"], semantics="q8_1", takes="float16", output="float16")(product)
+    assert getattr(declared, "takes", "") == "float32"
+    other = kernel(["Q4_0"], semantics="q8_1", takes="float16", output="float16")(lambda *given: product(*given))
+    assert getattr(other, "takes", "") == "float16"

@@ -168,3 +168,26 @@ def test_a_night_in_a_damaged_history(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["nightly", "run", str(config)]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert children(os.getpid()) == before
+
+
+# ---- damaged schema --------------------------------------------------------------------------------------------------
+# A history whose schema quotes bytes that are no text.
+
+
+def test_a_message_of_sqlite_that_is_no_text(tmp_path: Path) -> None:
+    """SQLite puts the unknown word of a damaged statement into its message, as it stands in the file."""
+    path = tmp_path / "h"
+    History(path).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA journal_mode = DELETE")
+    db.close()
+    raw = path.read_bytes()
+    assert raw.count(b"CREATE TABLE night (") == 1
+    path.write_bytes(raw.replace(b"CREATE TABLE night (", b"CREATE TABLE nigh\xff("))
+    with pytest.raises(MalformedFile) as caught:
+        History(path)
+    assert str(caught.value).isprintable()
+    path.write_bytes(raw.replace(b"CREATE TABLE night (", b"CREATE TABLE\xff\xfe\xff\xff\xff\xff\xff\xff"))
+    with pytest.raises(MalformedFile) as caught:
+        History(path)
+    assert str(caught.value).isprintable()

@@ -1,7 +1,8 @@
-"""Commands and references that other packages offer by entry points."""
+"""Imports: plugins by entry points, the supported Python, and single modules of packages."""
 
 from __future__ import annotations
 
+import platform
 import sys
 from importlib import metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gguf_verify.cli import main
 from gguf_verify.cli.command import commands, find
 from gguf_verify.support import plugins
-from gguf_verify.support.errors import EXIT_ENVIRONMENT
+from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault
+from gguf_verify.support.supported import check_machine
 from tests.support.tools import assert_one_line, command_here
 
 
@@ -66,3 +69,36 @@ def test_a_package_that_cannot_be_imported_is_reported(broken: str) -> None:
 def test_its_command_ends_with_the_error(broken: str) -> None:
     said = rf"^gguf-verify: mine \(.*\) of the package broken-extension 1.2 cannot be imported: {broken}: "
     assert_one_line(command_here("mine", "--help"), EXIT_ENVIRONMENT, said)
+
+
+# ---- supported -------------------------------------------------------------------------------------------------------
+# Other systems and processors than the supported ones are refused at the start, in one line.
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "named"),
+    [
+        ("Linux", "aarch64", "Linux on aarch64"), ("Darwin", "arm64", "macOS on arm64"),
+        ("Darwin", "x86_64", "macOS on x86_64"), ("Windows", "AMD64", "Windows on AMD64"),
+    ],
+)  # fmt: skip
+def test_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, machine: str, named: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(EnvironmentFault, match=f"Linux on x86-64 processors only, not on {named}"):
+        check_machine()
+    for command in ([], ["audit"], ["nightly"]):
+        assert main([*command, "model.gguf"]) == EXIT_ENVIRONMENT
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.count("\n") == 1
+        assert named in said.err
+
+
+def test_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    for machine in ("x86_64", "AMD64"):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        check_machine()

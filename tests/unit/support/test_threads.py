@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+import zlib
 
+import numpy as np
 import pytest
 
-from gguf_verify.support import threads
+from gguf_verify.results.rungs import RungResult
+from gguf_verify.support import stages, threads
+from gguf_verify.support.checksums import PIECE, crc32
+from gguf_verify.support.stages import counted, stage
 from gguf_verify.support.threads import ahead, each
 
 
@@ -95,3 +100,84 @@ def test_work_ahead_reports_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert ahead(work) is None
+
+
+# ---- checksums -------------------------------------------------------------------------------------------------------
+# CRC-32 of pieces that are put together.
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 765])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_is_zlibs(size: int, threads: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8).data
+    assert crc32(data, threads) == zlib.crc32(data)
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+# Times of stages: inner ones are taken from outer ones, threads have clocks of their own, and rungs add them up.
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only the test moves: its one element is the time."""
+    now = [100.0]
+    monkeypatch.setattr("gguf_verify.support.stages.time.perf_counter", lambda: now[0])
+    return now
+
+
+def test_inner_stages_are_taken_from_outer_ones(clock: list[float]) -> None:
+    before = stages.seconds()
+    with stage("launch"):
+        clock[0] += 1
+        with stage("quantize"):
+            clock[0] += 2
+            with stage("compile"):
+                clock[0] += 4
+        with stage("quantize"):
+            clock[0] += 8
+        clock[0] += 16
+    assert stages.since(before) == {"compile": 4, "quantize": 10, "launch": 17}
+    assert list(stages.since(before)) == [name for name in stages.STAGES if name in ("compile", "quantize", "launch")]
+
+
+def test_a_stage_that_raises_is_counted_and_closed(clock: list[float]) -> None:
+    @counted("judging")
+    def broken() -> None:
+        clock[0] += 3
+        raise ValueError("no")
+
+    before = stages.seconds()
+    with pytest.raises(ValueError, match="no"):
+        broken()
+    with stage("upload"):
+        clock[0] += 1
+    assert stages.since(before) == {"judging": 3, "upload": 1}
+
+
+def test_names_are_known() -> None:
+    with pytest.raises(AssertionError), stage("lunch"):
+        pass
+
+
+def test_threads_have_clocks_of_their_own() -> None:
+    def work() -> None:
+        with stage("download"):
+            pass
+
+    before = stages.seconds()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert stages.since(before) == {}
+
+
+def test_a_rung_adds_them_up(clock: list[float]) -> None:
+    with stage("pack"):
+        clock[0] += 50  # before the rung
+    result = RungResult(name="layers")
+    for _ in range(2):
+        with result.timed():
+            clock[0] += 1
+            with stage("launch"):
+                clock[0] += 2
+    assert (result.seconds, result.stages) == (6, {"launch": 4})

@@ -1,4 +1,4 @@
-"""The coverage of the shipped kernels: a kernel that counts what it executes, and the results of several."""
+"""The measures of docs/evidence.md: executed code, the smallest fault that is found, and their tables."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from gguf_verify.results.coverage import Executed
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sources import file_digest
+from tests.support.exact_products import real_weights
+from tools.measure import markdown
 from tools.measure.coverage import (
     CountingHost,
     as_entry,
@@ -27,8 +29,9 @@ from tools.measure.coverage import (
     load,
     sources,
     tables,
-)  # fmt: skip
+)
 from tools.measure.mutation.recording import Subject
+from tools.measure.smallest import measure, smallest
 
 GEMM, QUANTIZER = "gemm/q8_1/04_dp4a.cu", "quantize/q8_1.cuh"
 NAIVE, TILED = Subject("q8_1_naive", "Q4_0"), Subject("q8_1_tiled", "Q5_1")
@@ -111,3 +114,67 @@ def test_damaged_results(tmp_path: Path) -> None:
     (tmp_path / "coverage.json").write_text("{")
     with pytest.raises(UsageError, match="holds no results"):
         load(tmp_path / "coverage.json")
+
+
+# ---- smallest --------------------------------------------------------------------------------------------------------
+# The smallest faults that are found: the search, and that combinations find smaller ones together than singly.
+
+
+def test_the_smallest_power_of_two_that_is_found() -> None:
+    for power in (0, 1, 7, 24):
+        assert smallest(lambda share, least=2.0**-power: share >= least) == 2.0**-power  # type: ignore[misc]
+    assert smallest(lambda share: True) == 2.0**-24
+    assert smallest(lambda share: False) == np.inf
+
+
+def test_combinations_find_smaller_faults_together() -> None:
+    found = measure(FORMATS["Q8_0"], real_weights(FORMATS["Q8_0"], 1024, 256), 4, 0)
+    assert found["together"] < found["single"] < 1
+    assert found["sampled"] <= found["together"]
+
+
+# ---- markdown --------------------------------------------------------------------------------------------------------
+# Tables of Markdown, and the places of pages that are filled with them.
+
+
+def test_a_table() -> None:
+    assert markdown.table(["", "a"], [[1, "b"], [2, "c"]]) == "|  | a |\n|---|---|\n| 1 | b |\n| 2 | c |"
+
+
+def test_a_share_is_never_rounded_to_all() -> None:
+    shares = [markdown.percent(part, whole) for part, whole in ((0, 3), (1, 3), (99999, 100000), (3, 3), (0, 0))]
+    assert shares == ["0 %", "33.33 %", "99.99 %", "100 %", "none"]
+
+
+def test_places_of_a_page() -> None:
+    text = "a\n<!-- bench: ladder -->\nold\n<!-- end -->\nb\n<!-- bench: card -->\n<!-- end -->\n"
+    made = {"ladder": r"new \1", "card": "c"}
+    filled = markdown.filled(text, made, "bench")
+    assert filled == "a\n<!-- bench: ladder -->\nnew \\1\n<!-- end -->\nb\n<!-- bench: card -->\nc\n<!-- end -->\n"
+    assert markdown.filled(filled, made, "bench") == filled
+    assert markdown.marked(filled, "bench", "ladder") == r"new \1"
+    for kind, name in (("bench", "decode"), ("mutation", "ladder")):
+        with pytest.raises(UsageError, match=f"0 places are marked <!-- {kind}: {name} -->"):
+            markdown.filled(text, {name: ""}, kind)
+        with pytest.raises(ValueError, match=f"no place is marked <!-- {kind}: {name} -->"):
+            markdown.marked(text, kind, name)
+    with pytest.raises(UsageError, match="2 places are marked"):
+        markdown.filled(2 * text, made, "bench")
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "names"),
+    [
+        (
+            markdown.BENCHMARKS,
+            "bench",
+            (
+                *("card", "definitions", "ladder", "ladder of f32", "fastest", "against llama.cpp", "other families"),
+                *("against dequantize + cuBLAS", "rivals", "decode", "roofs", "choices", "verifications", "planted"),
+            ),
+        ),
+        (markdown.EVIDENCE, "mutation", ("run", "kill", "naming", "alarms")),
+    ],
+)
+def test_the_pages_have_every_place(page: Path, kind: str, names: tuple[str, ...]) -> None:
+    markdown.filled(page.read_text(), dict.fromkeys(names, "x"), kind)
