@@ -180,26 +180,22 @@ def _concluded(ended: Ended, late: str, judged: Judged | None, flaw: str) -> Con
     if code not in (EXIT_VERIFIED, *BY_EXIT_CODE):
         return Conclusion(Outcome.BROKEN_OFF, f"exit code {code}{last}")
     if judged is not None:
-        return _with_report(judged, code, last)
+        # The conclusion of a run with a report: a pass if it claims one and nothing contradicts it.
+        passes = judged.claimed in judged.passing
+        if code == EXIT_VERIFIED:
+            if passes:
+                return judged.passed
+            outcome = BY_VERDICT.get(judged.claimed, Outcome.UNVERIFIED)
+            return Conclusion(outcome, f'exit code 0, but its report says "{printable(judged.claimed, 60)}"')
+        if passes:
+            return Conclusion(BY_EXIT_CODE[code], f"exit code {code}, but its report says {judged.claimed}")
+        problem = judged.problem
+        return Conclusion(BY_EXIT_CODE[code], problem.words or last.removeprefix(": "), problem.failed)
     if code == EXIT_VERIFIED:
         return Conclusion(Outcome.UNVERIFIED, f"exit code 0, but {flaw}")
     if code == EXIT_MISMATCH and not ended.last_line.startswith(_OUR_PREFIX):  # Python's own exit code for any error
         return Conclusion(Outcome.BROKEN_OFF, f"exit code 1 and no report{last}")
     return Conclusion(BY_EXIT_CODE[code], last.removeprefix(": ") or f"exit code {code} without a message")
-
-
-def _with_report(judged: Judged, code: int, last: str) -> Conclusion:
-    """Return the conclusion of a run with a report: a pass if it claims one and nothing contradicts it."""
-    passes = judged.claimed in judged.passing
-    if code == EXIT_VERIFIED:
-        if passes:
-            return judged.passed
-        outcome = BY_VERDICT.get(judged.claimed, Outcome.UNVERIFIED)
-        return Conclusion(outcome, f'exit code 0, but its report says "{printable(judged.claimed, 60)}"')
-    if passes:
-        return Conclusion(BY_EXIT_CODE[code], f"exit code {code}, but its report says {judged.claimed}")
-    problem = judged.problem
-    return Conclusion(BY_EXIT_CODE[code], problem.words or last.removeprefix(": "), problem.failed)
 
 
 # ---- a run of the rungs ----------------------------------------------------------------------------------------------

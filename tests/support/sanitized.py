@@ -56,25 +56,21 @@ extern "C" __global__ void cases(int which, int64_t block, const void* w, const 
 """
 
 
-def write_cases(root: Path, cases: list[tuple[str, str]]) -> None:
-    unit = []
-    for i, (kernel, fmt) in enumerate(cases):
-        elements = kernel == "elements"
-        macros = element_defines(fmt) if elements else KERNELS[kernel].defines_for(FORMATS[fmt])
-        macros = macros | {name: f"{name}_{i}" for name in OWN}
-        unit += [f"#define {name} {value}" for name, value in macros.items()]
-        unit += [f'#include "{ELEMENT_KERNEL if elements else KERNELS[kernel].file}"']
-        unit += [f"#undef {name}" for name in macros]
-    unit += [f'#include "{QUANTIZER}"', DISPATCH]
-    unit += [f"    if (which == {i}) call(gemm_{i}, w, x, y, M, N, K);" for i in range(len(cases))]
-    (root / "cases.cu").write_text("\n".join([*unit, "}\n"]))
-
-
 class Cases:
     """The cases of one root, compiled. Pointers are passed as numbers, because some are shifted."""
 
     def __init__(self, root: Path, cases: list[tuple[str, str]], flags: list[str]) -> None:
-        write_cases(root, cases)
+        unit = []
+        for i, (kernel, fmt) in enumerate(cases):
+            elements = kernel == "elements"
+            macros = element_defines(fmt) if elements else KERNELS[kernel].defines_for(FORMATS[fmt])
+            macros = macros | {name: f"{name}_{i}" for name in OWN}
+            unit += [f"#define {name} {value}" for name, value in macros.items()]
+            unit += [f'#include "{ELEMENT_KERNEL if elements else KERNELS[kernel].file}"']
+            unit += [f"#undef {name}" for name in macros]
+        unit += [f'#include "{QUANTIZER}"', DISPATCH]
+        unit += [f"    if (which == {i}) call(gemm_{i}, w, x, y, M, N, K);" for i in range(len(cases))]
+        (root / "cases.cu").write_text("\n".join([*unit, "}\n"]))
         self.host = CpuHost(1, flags)
         self.kernel = self.host.load(root, "cases.cu", "cases", {})
 

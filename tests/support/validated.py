@@ -71,7 +71,12 @@ def install() -> None:
         code = wait(process, timeout)
         for path, before in process.__dict__.pop("files", ()):  # once
             if _state(path) not in (before, None):
-                _check_file(path)
+                try:
+                    made = json.loads(path.read_bytes())
+                except (OSError, ValueError) as error:
+                    _flaws.append(f"{path} is no JSON: {error}")
+                else:
+                    check(made, str(path))
         return code
 
     subprocess.Popen.__init__ = begun  # type: ignore[method-assign, assignment]
@@ -107,12 +112,3 @@ def _written_by(given: Any) -> Iterator[Path]:
         flag, _, value = word.partition("=")
         if flag in _FLAGS and (value or at + 1 < len(words)):
             yield Path(value or words[at + 1])
-
-
-def _check_file(path: Path) -> None:
-    try:
-        made = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        _flaws.append(f"{path} is no JSON: {error}")
-    else:
-        check(made, str(path))

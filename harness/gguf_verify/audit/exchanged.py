@@ -50,23 +50,19 @@ def exchanged(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Ori
     """
     others = [o for o in others if o.type.name in FLOAT_TYPES or o.type.format is not None]
     with np.errstate(all="ignore"):  # values may not be finite; those are near nothing
-        return _found(tensor, fmt, first, others, remake)
-
-
-def _found(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Origin], remake: Remake) -> str:
-    """Implement `exchanged`, for tensors that can be decoded here."""
-    picked = np.unique([*range(first, min(first + _FROM_FIRST, tensor.n_rows)), *evenly(tensor.n_rows, _EVENLY)])
-    columns = np.asarray(evenly(tensor.k, _COLUMNS))
-    rows = _decoded(tensor, fmt, picked, columns)
-    for other in others[1:]:
-        near = _near(rows, _picked(other, picked, columns))
-        if near.size and near.mean() >= _SHARE:
-            proven = not remake(other).differing
-            return (
-                f"is{', byte for byte,' if proven else ''} llama.cpp's quantization of the source's "
-                f"{quoted(other.name)}"
-            )
-    return _other_rows(tensor, fmt, others[:1], picked, columns, rows, remake)
+        picked = np.unique([*range(first, min(first + _FROM_FIRST, tensor.n_rows)), *evenly(tensor.n_rows, _EVENLY)])
+        columns = np.asarray(evenly(tensor.k, _COLUMNS))
+        rows = _decoded(tensor, fmt, picked, columns)
+        for other in others[1:]:
+            # only of rows that are not all zeros
+            near = _near_each(rows, _picked(other, picked, columns))[rows.any(axis=1)]
+            if near.size and near.mean() >= _SHARE:
+                proven = not remake(other).differing
+                return (
+                    f"is{', byte for byte,' if proven else ''} llama.cpp's quantization of the source's "
+                    f"{quoted(other.name)}"
+                )
+        return _other_rows(tensor, fmt, others[:1], picked, columns, rows, remake)
 
 
 def _other_rows(
@@ -121,11 +117,6 @@ def _near_each(rows: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
     """Whether each row is near the source's row at the same place; a row of zeros is near none."""
     length = (theirs.astype(np.float64) ** 2).sum(axis=1)
     return np.asarray(((rows.astype(np.float64) - theirs) ** 2).sum(axis=1) < _NEAR * length)
-
-
-def _near(rows: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
-    """The same, only for rows that are not all zeros."""
-    return _near_each(rows, theirs)[rows.any(axis=1)]
 
 
 def _nearest(rows: Floats, origin: Origin, columns: Order) -> Order:

@@ -32,7 +32,12 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
     for stream in (sys.stdout, sys.stderr):  # a file's name may hold characters that the terminal cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    _open_standard_streams()
+    # Open /dev/null for closed standard streams; otherwise the next opened files would get their descriptors.
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     with inert_streams(), inputs_kept():
         try:
             return delivered(_exit_code(argv, run or _run))
@@ -57,15 +62,6 @@ def _exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
             raise
         say(reached)
         return EXIT_ENVIRONMENT
-
-
-def _open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams; otherwise the next opened files would get their descriptors."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _run(argv: list[str]) -> int:

@@ -54,7 +54,12 @@ def cluster(
             opened.begin(time_limit)
             yield Pool(opened, count)
         finally:
-            _end(workers)
+            # End the workers, and what they started; at once where a signal ended the run.
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=_TO_CLOSE)
+            for worker in workers:
+                ray.kill(worker)
 
 
 class RayWorkers(Workers):
@@ -112,12 +117,3 @@ def _value(answer: Any) -> Any:
         raise EnvironmentFault(
             f"a worker of Ray was lost, and so was each that took its task after it ({RETRIES} more): {first}"
         ) from error
-
-
-def _end(workers: list[Any]) -> None:
-    """End the workers, and what they started; at once where a signal ended the run."""
-    if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=_TO_CLOSE)
-    for worker in workers:
-        ray.kill(worker)

@@ -42,7 +42,11 @@ def connected(address: str) -> Iterator[None]:
     EnvironmentFault."""
     with _variables(address):
         if address != LOCAL and not _connected_before():
-            _reachable(address)  # before it is imported: of some variables Ray keeps what it reads first
+            # before Ray is imported, which keeps what it reads of some variables first
+            try:
+                _reach(address)
+            except (OSError, ValueError) as error:
+                raise _no_answer(address, error) from error
         import ray  # it reads the variables
 
         if ray.is_initialized():
@@ -101,14 +105,6 @@ def _connected_before() -> bool:
 def _no_answer(address: str, error: Exception) -> EnvironmentFault:
     said = f"no cluster of Ray answers there: {_first_line(error)}"
     return EnvironmentFault(f"--ray {printable(address)}: {said}")
-
-
-def _reachable(address: str) -> None:
-    """Raises EnvironmentFault if no process listens."""
-    try:
-        _reach(address)
-    except (OSError, ValueError) as error:
-        raise _no_answer(address, error) from error
 
 
 def _reach(address: str) -> None:

@@ -40,16 +40,6 @@ def guarded(mark: str) -> Iterator[None]:
         process.wait(_TO_END)
 
 
-def end_all(mark: bytes) -> None:
-    """Kill the processes of this user that have a line in their environment, and those that they start meanwhile."""
-    end, quiet = time.monotonic() + _PATIENCE, 0
-    while quiet < _QUIET and time.monotonic() < end:
-        others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        found = [_kill(pid, mark) for pid in others]
-        quiet = 0 if any(found) else quiet + 1
-        time.sleep(_LOOK)
-
-
 def _kill(pid: int, mark: bytes) -> bool:
     """Whether a process has the line; then it is killed, and no other that got its number."""
     with contextlib.suppress(OSError):
@@ -68,7 +58,13 @@ def main() -> None:
     """Wait for the end of the run."""
     mark, _, done = sys.stdin.buffer.read().partition(b"\n")
     if mark and done != DONE:
-        end_all(mark)
+        # Kill the processes of this user that have a line in their environment, and those that they start meanwhile.
+        end, quiet = time.monotonic() + _PATIENCE, 0
+        while quiet < _QUIET and time.monotonic() < end:
+            others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+            found = [_kill(pid, mark) for pid in others]
+            quiet = 0 if any(found) else quiet + 1
+            time.sleep(_LOOK)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ class _Checks:
             for main in RECIPES.get(recipe, (_main_type(recipe),)):
                 if main in self.types:
                     return True
-                block = _block_size(main)
+                kind = _gguf.GGMLQuantizationType.__members__.get(main)
+                block = _gguf.GGML_QUANT_SIZES[kind][0] if kind is not None else 1
                 if block > 1 and not any(k % block == 0 for k in self.rows):
                     return True
         return False
@@ -290,8 +291,3 @@ class _Checks:
 def _main_type(recipe: str) -> str:
     """Return the type that a recipe is named after: Q4_K for Q4_K_M, F16 for F16."""
     return re.sub("^(Q[0-9]_K)_(S|M|L|XL)$", r"\1", recipe)
-
-
-def _block_size(type_name: str) -> int:
-    kind = _gguf.GGMLQuantizationType.__members__.get(type_name)
-    return _gguf.GGML_QUANT_SIZES[kind][0] if kind is not None else 1

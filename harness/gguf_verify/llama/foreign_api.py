@@ -68,7 +68,12 @@ def api(build: Build) -> SimpleNamespace:
     for name, (result, *arguments) in functions.items():
         made[name] = function = _found(library, name)
         function.restype, function.argtypes = result, arguments
-    _check_batch(made["llama_batch_init"], made["llama_batch_free"])
+    # Check that a batch for tokens has arrays for them, and none for embeddings. Raises ForeignAbi.
+    batch = made["llama_batch_init"](2, 0, 1)
+    arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
+    if batch.n_tokens != 0 or batch.embd or not all(arrays):
+        raise ForeignAbi("the layout of struct llama_batch is not that of b6301 to v0.5.0")
+    made["llama_batch_free"](batch)
     return SimpleNamespace(
         **made,
         llama_token=c.c_int32,
@@ -77,15 +82,6 @@ def api(build: Build) -> SimpleNamespace:
         LLAMA_POOLING_TYPE_NONE=0,
         LLAMA_POOLING_TYPE_RANK=4,
     )
-
-
-def _check_batch(init: Any, free: Any) -> None:
-    """Check that a batch for tokens has arrays for them, and none for embeddings. Raises ForeignAbi."""
-    batch = init(2, 0, 1)
-    arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
-    if batch.n_tokens != 0 or batch.embd or not all(arrays):
-        raise ForeignAbi("the layout of struct llama_batch is not that of b6301 to v0.5.0")
-    free(batch)
 
 
 def _found(library: c.CDLL, name: str) -> Any:

@@ -27,10 +27,27 @@ def probe() -> None:
         ggml.ggml_free(ctx)
     ctx = ggml.ggml_init(ggml.InitParams(1 << 16, None, True))
     try:
-        _buffer(ctx)
+        # Check `buffer` and `data` of an allocated tensor.
+        room = (c.c_ubyte * 4096)()
+        start = -(-c.addressof(room) // 64) * 64
+        buffer = ggml.ggml_backend_cpu_buffer_from_ptr(start, 1024)
+        try:
+            t = ggml.ggml_new_tensor_2d(ctx, ggml.F32, 4, 4)
+            _expect("buffer of a tensor without memory", t.contents.buffer, None)
+            ggml.ggml_backend_tensor_alloc(buffer, t, ggml.ggml_backend_buffer_get_base(buffer))
+            _expect("buffer", t.contents.buffer, buffer)
+            _expect("data in a buffer", t.contents.data, start)
+        finally:
+            ggml.ggml_backend_buffer_free(buffer)
     finally:
         ggml.ggml_free(ctx)
-    _types()
+    # Check that types with the same number have the same name, and the same values and bytes per block.
+    for number in ggml.type_ids():
+        ours, theirs = tensor_type(number), ggml.ggml_get_type_traits(number).contents
+        if ours is None or theirs.type_name is None:
+            continue
+        got = (theirs.type_name.decode().upper(), theirs.blck_size, theirs.type_size)
+        _expect(f"type {number}", got, (ours.name.upper(), ours.block_size, ours.block_bytes))
 
 
 def _expect(what: str, got: object, expected: object) -> None:
@@ -68,28 +85,3 @@ def _tensors(ctx: int) -> None:
     traits = ggml.ggml_get_type_traits(_Q8_0).contents
     _expect("type traits", (traits.type_name, traits.blck_size, traits.type_size), (b"q8_0", 32, 34))
     _expect("cpu type traits", ggml.ggml_get_type_traits_cpu(_Q4_0).contents.vec_dot_type, _Q8_0)
-
-
-def _buffer(ctx: int) -> None:
-    """Check `buffer` and `data` of an allocated tensor."""
-    room = (c.c_ubyte * 4096)()
-    start = -(-c.addressof(room) // 64) * 64
-    buffer = ggml.ggml_backend_cpu_buffer_from_ptr(start, 1024)
-    try:
-        t = ggml.ggml_new_tensor_2d(ctx, ggml.F32, 4, 4)
-        _expect("buffer of a tensor without memory", t.contents.buffer, None)
-        ggml.ggml_backend_tensor_alloc(buffer, t, ggml.ggml_backend_buffer_get_base(buffer))
-        _expect("buffer", t.contents.buffer, buffer)
-        _expect("data in a buffer", t.contents.data, start)
-    finally:
-        ggml.ggml_backend_buffer_free(buffer)
-
-
-def _types() -> None:
-    """Check that types with the same number have the same name, and the same values and bytes per block."""
-    for number in ggml.type_ids():
-        ours, theirs = tensor_type(number), ggml.ggml_get_type_traits(number).contents
-        if ours is None or theirs.type_name is None:
-            continue
-        got = (theirs.type_name.decode().upper(), theirs.blck_size, theirs.type_size)
-        _expect(f"type {number}", got, (ours.name.upper(), ours.block_size, ours.block_bytes))

@@ -199,20 +199,16 @@ def _answered(read: Read, files: Taken, request: dict[str, Any]) -> bytes:
     return answer(read, request["path"], request["memory"], request["load"])
 
 
-def _confine() -> None:
-    """Disable core dumps, limit the log, die with the parent, and ignore Ctrl-C, which the parent handles."""
+def main() -> None:
+    """Serve requests until the parent ends."""
+    only_read()
+    # Disable core dumps, limit the log, die with the parent, and ignore Ctrl-C, which the parent handles.
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, MAX_PRINTED)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         c.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def main() -> None:
-    """Serve requests until the parent ends."""
-    only_read()
-    _confine()
     *build, handle = sys.argv[2:]
     link = Connection(int(handle))
     if build:

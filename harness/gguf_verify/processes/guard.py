@@ -71,19 +71,6 @@ def _filter(program: bytes) -> None:
     _called("seccomp", _libc().prctl(_PR_SET_SECCOMP, 2, ctypes.byref(given)))
 
 
-def _without_privileges() -> None:
-    """Forbid gaining privileges by running programs, and drop root's capabilities, except that to read files."""
-    libc = _libc()
-    for number in range(64):
-        if number != _CAP_DAC_READ_SEARCH:
-            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
-    libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
-    left = 1 << _CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0
-    header = struct.pack("Ii", 0x20080522, 0)
-    _called("capset", libc.capset(header, struct.pack("6I", left, left, 0, 0, 0, 0)))
-    _called("no_new_privs", libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-
-
 def _landlock(writable: Iterable[str], devices: Iterable[str], reads: bool) -> None:
     """Allow writing only to `writable`; with `reads`, allow reading in /dev only `_SOURCES`."""
     abi, libc = landlock_abi(), _libc()
@@ -147,7 +134,16 @@ def apply(spec: Mapping[str, Any]) -> None:
     limit(spec["limits"])
     if not spec["landlock"] and not spec["filter"]:
         return
-    _without_privileges()
+    # Forbid gaining privileges by running programs, and drop root's capabilities, except that to read files.
+    libc = _libc()
+    for number in range(64):
+        if number != _CAP_DAC_READ_SEARCH:
+            libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
+    left = 1 << _CAP_DAC_READ_SEARCH if os.geteuid() == 0 else 0
+    header = struct.pack("Ii", 0x20080522, 0)
+    _called("capset", libc.capset(header, struct.pack("6I", left, left, 0, 0, 0, 0)))
+    _called("no_new_privs", libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     if spec["landlock"]:
         _landlock(spec["writable"], spec["devices"], spec["reads"])
     if spec["filter"]:

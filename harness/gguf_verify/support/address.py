@@ -51,7 +51,7 @@ class Address:
     @property
     def name(self) -> str:
         """The file's name, unquoted."""
-        return unquote(_path_of(self.url).rpartition("/")[2])
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
     def beside(self, name: str) -> Address:
         """Return the address of another file in the same folder."""
@@ -64,10 +64,6 @@ class Address:
 
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
-
-
-def _path_of(url: str) -> str:
-    return urlsplit(url).path
 
 
 def _without_secrets(url: str) -> str:

@@ -62,16 +62,6 @@ class _Definition:
 
 def _judge(node: Node) -> Judged:
     q, k, w, mask = (node.source(i) for i in range(4))
-    _check(node, q, k, w, mask)
-    judged: list[Judged] = []
-    for definition in _definitions(node.backend, k):
-        judged.append(_judge_by(node, definition))
-        if judged[-1].passed:
-            return judged[-1]
-    return min(judged, key=lambda each: each.wrong)
-
-
-def _check(node: Node, q: Operand, k: Operand, w: Operand, mask: Operand) -> None:
     n, heads, tokens, streams = q.ne
     keys, masks = k.ne[2], mask.ne[3]
     fits = k.ne == (n, 1, keys, streams) and w.ne == (heads, tokens, 1, streams)
@@ -83,6 +73,12 @@ def _check(node: Node, q: Operand, k: Operand, w: Operand, mask: Operand) -> Non
     known = tensor_type(k.type_id)
     blocks = known is not None and known.format is not None and known.format.weights
     demand(k.type_id in (F32, F16, BF16) or blocks, f"{node.op} with keys of {k.type}")
+    judged: list[Judged] = []
+    for definition in _definitions(node.backend, k):
+        judged.append(_judge_by(node, definition))
+        if judged[-1].passed:
+            return judged[-1]
+    return min(judged, key=lambda each: each.wrong)
 
 
 def _definitions(backend: str, k: Operand) -> tuple[_Definition, ...]:

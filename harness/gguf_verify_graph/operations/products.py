@@ -184,17 +184,13 @@ def _judge_outer(node: Node) -> Judged:
 
     def turned(i3: int, i2: int) -> Bytes:
         """Return x[i3, i2] as rows i0 of values k."""
-        values = replace(x, ne=(*x.ne[:2], 1, 1), span=_of_matrix(x, i3, i2)).values[0, 0]
+        # The span of an operand from the first element of one of its matrices.
+        values = replace(x, ne=(*x.ne[:2], 1, 1), span=x.span[i3 * x.nb[3] + i2 * x.nb[2] :]).values[0, 0]
         return np.ascontiguousarray(values.T, np.float32).view(np.uint8)
 
     rows = np.ascontiguousarray(z.data.swapaxes(2, 3)).reshape(-1, z.ne[1])
     tried = of_values(_FLOATS) if node.backend == "CUDA" else (Definition(llama_cpu_semantics(_FLOATS), _FLOATS),)
     return judged(node, tried, rows, shared(node, x, z.ne[0], turned))
-
-
-def _of_matrix(x: Operand, i3: int, i2: int) -> Bytes:
-    """Return the span of an operand from the first element of one of its matrices."""
-    return x.span[i3 * x.nb[3] + i2 * x.nb[2] :]
 
 
 def _outer(x: Operand, z: Operand) -> Node:

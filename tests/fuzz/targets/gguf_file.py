@@ -40,23 +40,19 @@ def check(folder: Path, data: bytes) -> None:
         assert capped(f for f in file.findings for _ in range(2)) if file.findings else not capped(())
         for value in file.metadata.values():
             if isinstance(value, Strings):
-                check_strings(value)
-
-
-def check_strings(strings: Strings) -> None:
-    """Every way to read them gives the same."""
-    whole = list(strings)
-    assert len(whole) == len(strings)
-    assert strings == whole
-    assert strings != [*whole, "x"]
-    assert [strings[i] for i in range(-len(whole), len(whole))] == whole * 2
-    assert (strings[1:-1], strings[::2], strings[:70]) == (whole[1:-1], whole[::2], whole[:70])
-    for beyond in (len(whole), -len(whole) - 1):
-        try:
-            strings[beyond]
-        except IndexError:
-            continue
-        raise AssertionError("an element past the end")
+                # Every way to read them gives the same.
+                whole = list(value)
+                assert len(whole) == len(value)
+                assert value == whole
+                assert value != [*whole, "x"]
+                assert [value[i] for i in range(-len(whole), len(whole))] == whole * 2
+                assert (value[1:-1], value[::2], value[:70]) == (whole[1:-1], whole[::2], whole[:70])
+                for beyond in (len(whole), -len(whole) - 1):
+                    try:
+                        value[beyond]
+                    except IndexError:
+                        continue
+                    raise AssertionError("an element past the end")
 
 
 TARGET = Target(

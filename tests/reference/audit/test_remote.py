@@ -125,12 +125,8 @@ def test_the_draw() -> None:
         assert all(0 < stop - start <= PIECE for start, stop in d.spans)
         assert max(stop for _, stop in d.spans) <= d.tensor.offset + d.tensor.nbytes
     (d,) = (d for d in one.values() if d.tensor.name == partly(TINY["Q4_0"])[0].tensor.name)
-    seen = [p for seed in range(300) for p in drawn_of_tensor(d, seed)]
+    seen = [p for seed in range(300) for p in draw([d.tensor], seed)[0][0].pieces]
     assert {seen.count(p) > 0 for p in range(d.of)} == {True}  # every piece may be sampled
-
-
-def drawn_of_tensor(d: Drawn, seed: int) -> tuple[int, ...]:
-    return draw([d.tensor], seed)[0][0].pieces
 
 
 #: Behaviour of a server → the error, a part of its line, and the time limit in seconds.

@@ -131,19 +131,15 @@ def trits(n: Numbers) -> npt.NDArray:
     return codes
 
 
-def under_signs(magnitudes: npt.NDArray, bits: npt.NDArray) -> npt.NDArray:
-    """[blocks, entries, values of an entry] and sign bytes [blocks, 32] → [blocks, 256]."""
-    signs = 1 - 2 * (bits[..., None] >> np.arange(8) & 1)
-    return (magnitudes.reshape(signs.shape).astype(np.int64) * signs).reshape(len(bits), -1)
-
-
 def entries(name: str) -> Callable[[Numbers], npt.NDArray]:
     """Entries of a grid under all eight signs, or under seven, and the eighth that makes their number even."""
 
     def codes(n: Numbers) -> npt.NDArray:
         seven = n["sign"] & 127
         bits = n["sign"] if name in ("IQ2_S", "IQ3_S") else seven | (np.bitwise_count(seven) & 1).astype(np.int64) << 7
-        return under_signs(GRIDS[name].entries()[n["grid"]], bits)
+        # [blocks, entries, values of an entry] and sign bytes [blocks, 32] → [blocks, 256].
+        signs = 1 - 2 * (bits[..., None] >> np.arange(8) & 1)
+        return (GRIDS[name].entries()[n["grid"]].reshape(signs.shape).astype(np.int64) * signs).reshape(len(bits), -1)
 
     return codes
 

@@ -52,8 +52,12 @@ def test_half_to_float(build: Build) -> None:
     np.testing.assert_array_equal(got.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
 
 
-def floats_near_halves() -> np.ndarray:
-    """Every half, every midpoint of two and their neighbours, in both signs; the edges of the range; random bits."""
+def test_float_to_half(build: Build) -> None:
+    host = CpuHost(1)
+    source = """void k(uint16_t* y, const float* x, int64_t n) {
+        for (int64_t i = blockIdx.x; i < n; i += gridDim.x) y[i] = float_to_half(x[i]);
+    }"""
+    # Every half, every midpoint of two and their neighbours, in both signs; the edges of the range; random bits.
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
     midpoints = np.append((finite[1:] + finite[:-1]) / 2, 65520.0)
     exact = np.concatenate([finite, midpoints]).astype(np.float32)
@@ -61,15 +65,7 @@ def floats_near_halves() -> np.ndarray:
     edges = [65519.99, 65520, 65536, 3e38, np.inf, np.nan, 1e-45, 1e-40, 2**-25, 2**-24, 2**-14, 2**-126]
     values = np.concatenate([exact, up, down, np.array(edges, np.float32)])
     bits = np.random.default_rng(1).integers(0, 2**32, 200_000).astype(np.uint32).view(np.float32)
-    return np.concatenate([values, -values, bits])
-
-
-def test_float_to_half(build: Build) -> None:
-    host = CpuHost(1)
-    source = """void k(uint16_t* y, const float* x, int64_t n) {
-        for (int64_t i = blockIdx.x; i < n; i += gridDim.x) y[i] = float_to_half(x[i]);
-    }"""
-    x = floats_near_halves()
+    x = np.concatenate([values, -values, bits])
     got = run(host, build(source, host), 64, 1, np.empty(len(x), np.uint16), x, np.int64(len(x)))
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.astype(np.float16).view(np.uint16)

@@ -18,7 +18,6 @@ from gguf_verify.llama.backends import BACKENDS, kind_of, start
 from gguf_verify.llama.gemms import Gemm
 from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
-from gguf_verify.results.report import Report
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.semantics.definitions.f32 import F32
@@ -180,15 +179,11 @@ def test_products_without_a_definition_are_no_pass(
 
 @pytest.mark.needs("vulkan")
 def test_a_software_vulkan_is_the_reference() -> None:
-    report = drawn_on_vulkan()
+    needs.need("vulkan")
+    options = Options(probes="brief", reference="Vulkan0", llama=str(needs.vulkan()), progress=False)
+    report = verify(Drawn(("Q4_0",), (1, 9), (64,), (512,)), "q8_1_dp4a", CpuHost(1), ["blocks", "layers"], options)
     assert report.verdict == "verified on drawn data"
     blocks, layers = report.rungs
     assert 0 < layers.worst["llama.cpp as f32"].utilisation < 1
     assert 0 < blocks.worst["llama.cpp as f16, added in float16"].utilisation < 1
     assert report.environment.reference.where.startswith("Vulkan0 (Vulkan) on llvmpipe")
-
-
-def drawn_on_vulkan() -> Report:
-    needs.need("vulkan")
-    options = Options(probes="brief", reference="Vulkan0", llama=str(needs.vulkan()), progress=False)
-    return verify(Drawn(("Q4_0",), (1, 9), (64,), (512,)), "q8_1_dp4a", CpuHost(1), ["blocks", "layers"], options)

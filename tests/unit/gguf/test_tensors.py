@@ -23,11 +23,6 @@ from tests.unit.gguf.gguf_py import assert_gguf_py_agrees
 SHARED = ("TinyStories-656K-Q8_0.gguf", "TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf")
 
 
-def shared_model(name: str) -> Path:
-    need("shared-models")
-    return SHARED_MODELS / name
-
-
 @pytest.mark.parametrize("entry", corpus.GOOD, ids=by_name)
 def test_agrees_with_gguf_py(entry: Entry, tmp_path: Path) -> None:
     path, _ = save(entry, tmp_path)
@@ -36,7 +31,8 @@ def test_agrees_with_gguf_py(entry: Entry, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_models_are_clean(name: str) -> None:
-    path = shared_model(name)
+    need("shared-models")
+    path = SHARED_MODELS / name
     assert assert_gguf_py_agrees(path) is None
     assert_tiles(path)
     with open_model(path) as model:

@@ -16,7 +16,7 @@ from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.exact import product
-from gguf_verify.semantics.gates import Judgement, judge
+from gguf_verify.semantics.gates import judge
 from tests.support.exact_products import Bytes, Floats, activations, real_weights, whole_row
 from tests.support.lane_kernels import alternating, in_lanes, of_one_block, with_late_outlier
 
@@ -32,11 +32,6 @@ STRUCTURED: dict[str, Data] = {
 #: Kinds of terms: an offset, a minimum and a stored sum, minima of superblocks, a scale of each 16, a zero point.
 KINDS = [("Q4_0", 4096), ("Q4_1", 4096), ("Q5_1", 2048), ("Q4_K", 4096), ("Q6_K", 4096), ("IQ4_XS", 4096)]
 ALL = [(name, k) for name in FORMATS for k in (2048, 32768)]
-
-
-def judged_by_order_alone(y: Floats, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Judgement:
-    """As if the terms were added in ascending order."""
-    return judge(y, replace(product(semantics, fmt, w, x), lanes=None))
 
 
 def remade(semantics: Semantics, fmt: BlockFormat, w: Bytes, read: Bytes, k: int) -> Remade:
@@ -82,7 +77,8 @@ def test_an_ascending_order_alone_would_fail_them(data: str) -> None:
     semantics = llama_cpu_semantics(fmt)
     w, x = real_weights(fmt, 4, 4096), semantics.bytes_of(STRUCTURED[data](2, 4096))
     y = in_lanes(semantics, fmt, w, x, first=127 if data == "late outlier" else 0)
-    assert not judged_by_order_alone(y, semantics, fmt, w, x).passed
+    # As if the terms were added in ascending order.
+    assert not judge(y, replace(product(semantics, fmt, w, x), lanes=None)).passed
     assert judge(y, product(semantics, fmt, w, x)).passed
 
 

@@ -67,16 +67,6 @@ def test_correct_sums_in_half_are_verified(added: Callable[[Doubles, Doubles], D
     assert (judgement.closer is not None) == (k > 32)
 
 
-def block_terms(w: Bytes, x: Bytes, lanes: int) -> Doubles:
-    """d_w·d_a·Σ q_w·q_a of Q8_0 and Q8_1, of each of so many parts of each block, [M, N, blocks, lanes]."""
-    of_w, of_x = w.reshape(len(w), -1, 34), x.reshape(len(x), -1, 36)
-    d_w, d_a = (of[..., :2].copy().view(np.float16)[..., 0].astype(np.float64) for of in (of_w, of_x))
-    q_w, q_a = (
-        of.view(np.int8).astype(np.float64).reshape(*of.shape[:2], lanes, -1) for of in (of_w[..., 2:], of_x[..., 4:])
-    )
-    return half(d_w * d_a[:, None])[..., None] * np.einsum("nbli,mbli->mnbl", q_w, q_a)
-
-
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("data", ["normal", "runs of 8", "equal"])
 def test_block_sums_that_are_added_in_half_are_verified(data: str, lanes: int) -> None:
@@ -88,7 +78,13 @@ def test_block_sums_that_are_added_in_half_are_verified(data: str, lanes: int) -
     }[data].astype(np.float32)  # fmt: skip
     w, given = real_weights(Q8_0, 24, k), semantics.bytes_of(x)
     p = product(semantics, Q8_0, w, given)
-    terms = block_terms(w, given, lanes)
+    # d_w·d_a·Σ q_w·q_a of Q8_0 and Q8_1, of each of so many parts of each block, [M, N, blocks, lanes].
+    of_w, of_x = w.reshape(len(w), -1, 34), given.reshape(len(given), -1, 36)
+    d_w, d_a = (of[..., :2].copy().view(np.float16)[..., 0].astype(np.float64) for of in (of_w, of_x))
+    q_w, q_a = (
+        of.view(np.int8).astype(np.float64).reshape(*of.shape[:2], lanes, -1) for of in (of_w[..., 2:], of_x[..., 4:])
+    )
+    terms = half(d_w * d_a[:, None])[..., None] * np.einsum("nbli,mbli->mnbl", q_w, q_a)
     total: Doubles = np.zeros((4, 24, lanes))
     for b in range(k // 32):
         total = half(total + half(terms[:, :, b]))

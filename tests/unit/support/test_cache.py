@@ -127,11 +127,6 @@ def test_nothing_is_kept_beyond_the_run(monkeypatch: pytest.MonkeyPatch, home: P
 # ---- entries ---------------------------------------------------------------------------------------------------------
 
 
-def _file(of: str) -> Path:
-    (found,) = (p for p in cache.index_folder().iterdir() if (p.suffix == ".index") == (of == "index"))
-    return found
-
-
 def test_a_kept_entry_is_taken(home: Path) -> None:
     assert cache.taken(("a",), ".so") is None
     cache.kept(("a",), ".so", b"content")
@@ -149,7 +144,7 @@ def test_a_changed_entry_is_not_taken(
 ) -> None:
     caplog.set_level(logging.INFO, "gguf_verify")
     cache.kept(("a",), ".so", b"content")
-    path = _file(of)
+    (path,) = (p for p in cache.index_folder().iterdir() if (p.suffix == ".index") == (of == "index"))
     was = path.read_bytes()
     if how == "writable":
         path.chmod(0o666)

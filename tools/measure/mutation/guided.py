@@ -83,7 +83,11 @@ def judge(mutant: GuardedMutant) -> Record:
         report = _verified(mutant, name, True)
         record["guided"] = _verdict(report)
         record["outcome"] = "killed" if record["guided"]["killed"] else "passed"
-        record["reported"] = _reported(mutant, report)
+        # Whether a report names the line of the condition, or one behind it, as code that did not run.
+        last = mutant.line + mutant.edit.old.count("\n")
+        record["reported"] = any(
+            place.file == FILE and place.line <= last and mutant.line <= place.last for place in report.not_run
+        )
         return record | {"seconds": _since(started)}
 
 
@@ -133,12 +137,6 @@ def _by(failure: Failure) -> str:
     if _PLACE.search(failure.what):
         return "comparisons"
     return "the product" if failure.call is None else _WORDS.get(failure.call.kind, failure.call.kind)
-
-
-def _reported(mutant: GuardedMutant, report: Report) -> bool:
-    """Whether a report names the line of the condition, or one behind it, as code that did not run."""
-    last = mutant.line + mutant.edit.old.count("\n")
-    return any(place.file == FILE and place.line <= last and mutant.line <= place.last for place in report.not_run)
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------

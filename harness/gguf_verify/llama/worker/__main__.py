@@ -54,7 +54,10 @@ def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> N
         return
     protocol.send(link, {"ready": True})
     if llama:
-        _prepare()
+        # Do work that most calls need, while the parent may still be starting.
+        from .. import bindings
+
+        bindings.version()
     while True:
         try:
             header, arrays = protocol.receive(link, lane=back)
@@ -89,17 +92,6 @@ def _answer(
     return {"result": result}, out
 
 
-def _prepare() -> None:
-    """Do work that most calls need, while the parent may still be starting."""
-    from .. import bindings
-
-    bindings.version()
-
-
-def _die_with_parent() -> None:
-    c.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main() -> None:
     """Serve the socket whose descriptor is the last argument.
 
@@ -107,7 +99,7 @@ def main() -> None:
     `--build=` has the folder of llama.cpp's libraries.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    _die_with_parent()
+    c.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     only_read()
     handles = [argument.removeprefix(LANES).split(",") for argument in sys.argv if argument.startswith(LANES)]
     for folder in (a.removeprefix(BUILD) for a in sys.argv if a.startswith(BUILD)):

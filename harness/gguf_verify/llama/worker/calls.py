@@ -58,7 +58,8 @@ class Libraries:
     def _take(self, level: int, line: bytes | None) -> None:
         if level == loading.ERROR:
             self.errors.append(text(line or b""))
-        _write_log(line)
+        sys.stderr.buffer.write(line or b"")
+        sys.stderr.buffer.flush()
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
@@ -76,8 +77,3 @@ class Libraries:
 def text(raw: Any) -> str:
     """Decode a string of the C API."""
     return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
-
-
-def _write_log(line: bytes | None) -> None:
-    sys.stderr.buffer.write(line or b"")
-    sys.stderr.buffer.flush()

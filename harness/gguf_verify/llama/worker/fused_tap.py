@@ -184,7 +184,8 @@ class Windows(Listener):
         if self._number == window[0]:
             self._watched = self._number not in self._record.left_by(*window) and _has_room(t.contents)
             if self._watched:
-                _fill(t)
+                raw = np.full(ggml.ggml_nbytes(t), _FILL, np.uint8)
+                ggml.ggml_backend_tensor_set(t, ggml.pointer(raw), 0, raw.nbytes)
         return self._number == window[1]
 
     def _window(self) -> list[int] | None:
@@ -235,11 +236,6 @@ def _has_room(node: Any) -> bool:
     graph's allocator may place a node only over memory that no later node but itself reads.)"""
     some = ggml.ggml_nbytes(c.pointer(node)) > 0 and not node.view_src
     return some and not any(_overlap(node, source.contents) for source in node.src if source)
-
-
-def _fill(t: Any) -> None:
-    raw = np.full(ggml.ggml_nbytes(t), _FILL, np.uint8)
-    ggml.ggml_backend_tensor_set(t, ggml.pointer(raw), 0, raw.nbytes)
 
 
 def _is_filled(t: Any) -> bool:
