@@ -121,7 +121,7 @@ class Progress(Struct):
     n: Count
 
 
-class Figures(Struct):
+class Figures(Struct, frozen=True):
     """Figures of one tensor; see `files.Scan`."""
 
     blocks: Count

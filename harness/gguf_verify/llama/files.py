@@ -4,7 +4,7 @@ source."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,8 +27,7 @@ _NO_CODES = np.zeros(256, np.uint8)
 _NO_CODES.flags.writeable = False
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(answers.Figures, frozen=True, kw_only=True):
     """Statistics of a tensor's blocks. In F32, F16 and BF16 each element counts as a block that is its own scale.
 
     Args:
@@ -55,27 +54,7 @@ class Scan:
             64 bytes.
     """
 
-    blocks: int
-    zero_scales: int
-    zero_blocks: int
-    subnormal_scales: int
-    negative_scales: int
-    not_finite: int
-    differing: int
-    first_not_finite: list[int]
-    first_differing: list[int]
-    first_subnormal: int
-    obeying: list[int]
     codes: npt.NDArray[np.unsignedinteger[Any]]
-    scale: list[float] | None
-    minimum: list[float] | None
-    duplicate_rows: int | None
-    duplicate: list[int] | None
-    zeros_at_start: int = 0
-    zeros_at_end: int = 0
-    runs: int = 0
-    first_runs: list[list[int]] = field(default_factory=list)
-    repeats: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

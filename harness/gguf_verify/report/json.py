@@ -166,7 +166,7 @@ def _tensor(content: Any) -> dict[str, Any]:
     statistics = None
     if scan is not None:
         bits = t.type.format.bits if t.type.format else 0
-        statistics = {name: getattr(scan, name) for name in scan.__dataclass_fields__}
+        statistics = msgspec.structs.asdict(scan)
         statistics["codes"] = scan.codes[: 1 << bits].tolist() if bits else None
     return {
         "name": t.name, "type": t.type.name, "shape": list(t.shape), "part": t.part, "offset": t.offset,

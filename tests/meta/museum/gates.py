@@ -15,7 +15,7 @@ from gguf_verify.llama.library import Llama
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import KernelFault
-from tools.measure.mutation.other_checks import passed_by
+from tools.measure.mutation.recording import passed_by
 
 #: Tokens, rows and columns of the two products that are checked.
 TOKENS, N, K = (16, 48), 256, 256

@@ -24,8 +24,7 @@ from tools.measure.__main__ import main
 from tools.measure.inputs import Floats
 from tools.measure.mutation import forked, kill, mutator, population, probes, recording
 from tools.measure.mutation.check import agrees
-from tools.measure.mutation.other_checks import cosine, nmse
-from tools.measure.mutation.recording import Call, Calls, Recording, Subject
+from tools.measure.mutation.recording import Call, Calls, Recording, Subject, cosine, nmse
 from tools.measure.mutation.units import Unit, lines_alive
 from tools.measure.results import OTHER_CHECKS
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from gguf_verify.audit import content
 from gguf_verify.gguf.model import open_model

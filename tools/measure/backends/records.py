@@ -10,7 +10,7 @@ import msgspec
 from gguf_verify.support.errors import UsageError
 
 
-class OperationRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OperationRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Random nodes of one operation and variant.
 
     Args:

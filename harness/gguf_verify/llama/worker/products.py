@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import references
+from .. import ggml
+from ..backends.device import NoDevice
 from .calls import Call, Reply
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Products:
             from .. import ggml  # imported late: not needed by scans of files
             from ..backends import kind_of
 
-            found = references.find(backend)
+            found = find_device(backend)
             self._devices[backend] = kind_of(ggml.backend_of(found)).device(found)
         return self._devices[backend]
 
@@ -43,10 +44,10 @@ class Products:
         from ..backends.device import NoDevice
 
         try:
-            device, found = self.device(backend), references.find(backend)
+            device, found = self.device(backend), find_device(backend)
         except NoDevice as error:
             return {"missing": str(error)}, ()
-        except references.UnknownDevice as error:
+        except UnknownDevice as error:
             return {"unknown": str(error)}, ()
         return {
             "backend": ggml.backend_of(found), "device": ggml.device_name(found),
@@ -68,3 +69,33 @@ class Products:
     ) -> Reply:
         """Compute one MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
         return {}, (self.device(backend).multiply(type, w, x, threads),)
+
+
+# ---- devices that are references -------------------------------------------------------------------------------------
+# Look-up of the device of ggml's registry given by `--reference`.
+
+
+class UnknownDevice(Exception):
+    """The registry has no device with this name."""
+
+
+def find_device(reference: str) -> Any:
+    """Find a device by ggml's name; "cpu" is the CPU, "gpu" the first GPU.
+
+    Raises NoDevice if there is no GPU, UnknownDevice if no device has the name.
+    """
+    if reference == "cpu":
+        return ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)
+    if reference == "gpu":
+        for kind in ggml.DEVICES_WITH_LAYERS:
+            if found := ggml.ggml_backend_dev_by_type(kind):
+                return found
+        raise NoDevice(f"llama.cpp finds no GPU: {_there()}")
+    if found := ggml.ggml_backend_dev_by_name(reference.encode()):
+        return found
+    raise UnknownDevice(f"no device is called {reference[:100]}: {_there()}")
+
+
+def _there() -> str:
+    names = [str(device["name"]) for device in ggml.devices()]
+    return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
