@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import asdict
 
+from gguf_verify import verify
 from gguf_verify.audit import content
+from gguf_verify.audit.readers import READERS
+from gguf_verify.audit.readings import EXPLAIN
+from gguf_verify.gguf.consistency import check_consistency
 from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama.library import Llama
 from gguf_verify.report import json as as_json
-from gguf_verify.report.writer import Kind
+from gguf_verify.report.writer import Form, Kind
+from gguf_verify.report.writers import MARKDOWN
+from gguf_verify.results.options import Options
 from gguf_verify.support.errors import EnvironmentFault
-from tests.support.audits import TINY, dies_at_scan, halves, rule, run
+from tests.support import corpus
+from tests.support.audits import TINY, dies_at_scan, halves, ids, rule, run
+from tests.support.reader_table import PAGE, Table, _by_slug, render
 from tests.support.shown import json_of, text_of
-from tests.support.tools import patched_block, write_model
+from tests.support.tools import TamperedKernel, block_bytes, command_here, patched_block, write_model
 
 
 def three_tensors(path: Path) -> Path:
@@ -145,3 +155,159 @@ def test_scans_left_in_the_middle_end_the_process(llama: Llama) -> None:
         with pytest.raises(EnvironmentFault, match="died"):
             other.versions()
     assert llama.versions()
+
+
+# ---- waivers ---------------------------------------------------------------------------------------------------------
+# Waivers where a file and a kernel are really wrong: audits, runs, the command line.
+
+
+TENSOR = "blk.0.attn_q.weight"
+DAY = date(2026, 6, 1)
+
+
+def written(folder: Path, keys: str, until: str = "2026-12-31") -> Path:
+    path = folder / "waivers.toml"
+    path.write_text(f'[[waiver]]\n{keys}\nreason = "issue 42"\nuntil = {until}\n')
+    return path
+
+
+@pytest.fixture(scope="module")
+def infinite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a scale that is not finite."""
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    return patched_block(TINY["Q4_0"], path, TENSOR, 3, 1, 0, b"\x00\x7c")
+
+
+def test_a_finding_is_waived_until_its_day(infinite: Path, tmp_path: Path) -> None:
+    plain = run(infinite, readers=False, digest=False)
+    assert plain.exit_code == 1
+    (wrong,) = [f for f in plain.findings if f.severity == "error"]
+    path = written(tmp_path, f'finding = "{wrong.id}"\ntensor = "{TENSOR}"')
+    waived = run(infinite, readers=False, digest=False, waivers=path, today=DAY)
+    assert (waived.exit_code, waived.verdict, waived.words) == (0, "waived", "clean with 1 waived finding")
+    assert ids(waived) == ids(plain)
+    shown = text_of(Kind.AUDIT, waived)
+    assert f"WAIVED finding {wrong.id}, tensor {TENSOR}: 1 failure, until 2026-12-31: issue 42" in shown
+    assert "CLEAN WITH 1 WAIVED FINDING in " in shown
+    assert "(waived)" in shown
+    made = json_of(Kind.AUDIT, waived)
+    assert [f["waived"] for f in made["findings"] if f["severity"] == "error"] == [True]
+    assert made["waivers"][0]["state"] == "applied"
+    assert "Clean with 1 waived finding" in str(MARKDOWN.renders[Kind.AUDIT](waived, Form()))
+    late = run(infinite, readers=False, digest=False, waivers=path, today=date(2027, 1, 1))
+    assert (late.exit_code, late.waivers[0].state) == (1, "expired")
+    number = "-".join(wrong.id.split("-")[:2])
+    path = written(tmp_path, f'finding = "{number}"\ntensor = "blk.1.*"')
+    other = run(infinite, readers=False, digest=False, waivers=path, today=DAY)
+    assert (other.exit_code, other.waivers[0].state) == (1, "unused")
+
+
+def test_a_refused_file_is_never_waived(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGML" + TINY["Q4_0"].read_bytes()[4:])
+    refused = run(path, readers=False, digest=False)
+    held = written(tmp_path, f'finding = "{refused.refused.id}"')
+    again = run(path, readers=False, digest=False, waivers=held, today=DAY)
+    assert (again.exit_code, again.verdict) == (refused.exit_code, refused.verdict) == (4, "refused")
+    assert (again.waived, again.waivers[0].state) == (frozenset(), "unused")
+
+
+def test_a_wrong_kernel_is_waived_and_not_verified(tmp_path: Path) -> None:
+    original = block_bytes(TINY["Q4_0"], TENSOR, 3, 1)
+    kernel = TamperedKernel("q8_1_naive", original, original[:2] + bytes(b ^ 0x11 for b in original[2:]))
+    options = Options(prompt="Once upon", n_predict=1, tensor=TENSOR, probes="brief", progress=False)
+
+    def found(keys: str, day: date = DAY) -> tuple[int, str]:
+        path = written(tmp_path, keys)
+        report = verify(TINY["Q4_0"], kernel, rungs=["blocks"], options=options, waivers=path, today=day)
+        assert sum(report.rungs[0].failing.values()) == report.n_failures > 0
+        return report.exit_code, report.verdict
+
+    assert found(f'tensor = "{TENSOR}"\nkernel = "q8_1_naive"') == (0, "waived")
+    assert found(f'tensor = "{TENSOR}"\nkernel = "q8_1"') == (1, "mismatch")
+    assert found(f'tensor = "{TENSOR}"', date(2027, 1, 1)) == (1, "mismatch")
+
+
+def test_a_mistake_in_the_file_is_a_usage_error(tmp_path: Path) -> None:
+    path = written(tmp_path, 'tensor = "x"', until='"soon"')
+    for command in (["verify", "--rungs", "bytes"], ["audit"]):
+        done = command_here(command[0], TINY["Q4_0"], *command[1:], "--waivers", path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "waiver[0].until: must be a date" in done.stderr
+    done = command_here(TINY["Q4_0"], "--identify", "--waivers", path)
+    assert done.returncode == 2
+
+
+# ---- readers page ----------------------------------------------------------------------------------------------------
+# docs/readers.md states the verdicts of the readers on the crafted files.
+
+
+def test_the_page_is_current(known: Table) -> None:
+    assert PAGE.read_text() == render(known), "write it anew: python -m tests.support.reader_table"
+
+
+def test_harmless_files_give_nothing(known: Table) -> None:
+    for row in known.of("good", "claim"):
+        assert row.compared == (), row.name
+        assert [r.verdict for r in row.readings] == ["accepted", "accepted"], row.name
+
+
+def test_disputed_files(known: Table, tmp_path: Path) -> None:
+    """We accept each in silence; the disagreement is found, and where it is."""
+    for entry in corpus.DISPUTED:
+        path, built = tmp_path / "x.gguf", entry.build()
+        path.write_bytes(built.data)
+        with open_model(path) as model:
+            assert model.findings == ()
+            assert check_consistency(model) == ()
+        row = known.named(entry.name)
+        (found,) = (f for f in row.compared if f.id == RULES[str(entry.slug)].id)
+        assert (found.effect, found.start, found.stop) == (entry.effect, built.start, built.stop), found.line()
+
+
+def test_a_verdict_that_is_not_ours_is_a_note_that_names_the_finding(known: Table) -> None:
+    for row in known.of("refuse", "error", "warning"):
+        notes = [f for f in row.compared if f.id == RULES["reader-verdict"].id]
+        other = "accepted" if not row.accepted else "refused"
+        assert len(notes) == sum(r.verdict == other for r in row.readings), row.name
+        for note in notes:
+            assert note.effect == "note"
+            assert row.rules[0] in note.line()
+
+
+def test_explanations_of_refusals(known: Table) -> None:
+    """`EXPLAIN` holds exactly the rules over whose files, read on by us, a reader stumbles."""
+    for reader in READERS:
+        rows = [row for row in known.of("error", "warning") if row.cell(reader) == "refused"]
+        assert {rule.split("-", 2)[2] for row in rows for rule in row.rules} == set(EXPLAIN[reader])
+
+
+def test_only_the_expected_rows_break_a_reader(known: Table) -> None:
+    broke = {(row.name, r.reader) for row in known.rows for r in row.readings if r.verdict == "broke"}
+    assert broke == {
+        ("dimensions overflow beside a zero", "llama.cpp"),
+        ("dimensions 2^62 - 1, 0 and 2", "llama.cpp"),
+    }  # fmt: skip
+    stopped = {(row.name, r.reader) for row in known.rows for r in row.readings if r.verdict == "stopped"}
+    assert stopped == {("array length 2^60", "gguf-py"), ("4 TiB of data claimed", "llama.cpp")}
+    for row in known.rows:
+        slugs = _by_slug(row.compared)
+        assert slugs.count("reader-broke") == sum(r.verdict == "broke" for r in row.readings), row.name
+        assert "llama-refuses" not in slugs, row.name
+
+
+def test_crash_keeps_the_last_words(known: Table) -> None:
+    _, llama = known.named("dimensions overflow beside a zero").readings
+    # The source file without the folder in which llama.cpp was built.
+    assert llama.said.startswith("crashed (SIGABRT): ggml.c:")
+    assert "GGML_ASSERT" in llama.said
+
+
+def test_every_text_fits_a_line(table: Table) -> None:
+    for row in table.rows:
+        for reading in row.readings:
+            assert reading.said.isprintable()
+            assert len(reading.said) < 260
+        for found in row.compared:
+            assert found.line().isprintable()
+            assert len(found.line()) < 600

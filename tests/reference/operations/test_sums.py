@@ -12,7 +12,12 @@ import pytest
 
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import BF16, F16, F32, I64
+from gguf_verify.semantics.accumulation import IN_FLOAT16, SCORE_LIMIT
+from gguf_verify.semantics.half_sums import sharpened
+from gguf_verify.semantics.values import of_values
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
+from gguf_verify_graph.operations.arithmetic import added
+from tests.support.narrow_sums import HALF_SUMS, apart, half
 from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, with_output
 
 OPS = ("SUM", "SUM_ROWS", "MEAN", "CUMSUM", "REPEAT_BACK")
@@ -114,3 +119,136 @@ def test_nodes_without_a_definition() -> None:
     ):  # fmt: skip
         with pytest.raises(NoDefinition):
             judge(node)
+
+
+# ---- sums with a trend -----------------------------------------------------------------------------------------------
+# Sums of data with a trend: the spread is that of the orders that kernels have, not of a random one.
+
+
+Doubles = npt.NDArray[np.float64]
+
+N = 1 << 14
+TRENDS: dict[str, Callable[[np.random.Generator], Doubles]] = {
+    "line": lambda rng: np.linspace(-1, 1, N) + rng.normal(0, 1e-3, N),
+    "step": lambda rng: np.where(np.arange(N) < N // 2, -1, 1) + rng.normal(0, 0.01, N),
+    "wave": lambda rng: np.sin(np.arange(N) * 2 * np.pi / N) * (1 + rng.normal(0, 0.01, N)),
+    "random": lambda rng: rng.normal(0, 1, N),
+}
+
+
+def terms_of(trend: str) -> Doubles:
+    return TRENDS[trend](np.random.default_rng(3)).astype(np.float32).astype(np.float64)
+
+
+def in_lanes(terms: Doubles, lanes: int, runs: bool) -> float:
+    """Float32 sums of lanes that take terms in turn, or runs of them, added in a tree."""
+    of = terms.astype(np.float32)
+    lane = of.reshape(lanes, -1).T if runs else of.reshape(-1, lanes)
+    acc = np.add.accumulate(lane, axis=0, dtype=np.float32)[-1]
+    while len(acc) > 1:
+        acc = acc[0::2] + acc[1::2]
+    return float(acc[0])
+
+
+def scores(terms: Doubles, y: float, lanes: int) -> tuple[float, float]:
+    """|y - o| in spreads, and in bounds."""
+    exact, bound, spread = (float(of[0, 0]) for of in added(terms[None], lanes))
+    return abs(y - exact) / spread, abs(y - exact) / bound
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("lanes", [8, 32])
+@pytest.mark.parametrize("trend", TRENDS)
+def test_correct_sums_are_a_few_spreads_off(trend: str, lanes: int, runs: bool) -> None:
+    terms = terms_of(trend)
+    score, utilisation = scores(terms, in_lanes(terms, lanes, runs), lanes)
+    assert score < 4
+    assert utilisation < 1
+
+
+@pytest.mark.parametrize("trend", TRENDS)
+def test_a_missing_term_fails(trend: str) -> None:
+    terms = terms_of(trend)
+    less = terms.copy()
+    less[N // 3] = 0
+    assert scores(terms, in_lanes(less, 32, False), 32)[0] > 10 * SCORE_LIMIT
+
+
+def test_along_another_axis() -> None:
+    terms = np.stack([terms_of(trend) for trend in TRENDS])
+    for along, across in zip(added(terms, 8), added(terms.T, 8, 0), strict=True):
+        np.testing.assert_allclose(along[:, 0], across[0], rtol=1e-12)
+
+
+# ---- half sums -------------------------------------------------------------------------------------------------------
+# Sums in half in an order that is not known: right ones, simulated in NumPy, are within what they may be off by,
+# whatever their factors are like, and that is a small part of what any order allows.
+
+
+KINDS = ("normal", "positive", "alternating", "equal", "one large", "sparse", "subnormal", "soft-max", "periodic")
+
+
+def row(rng: np.random.Generator, kind: str, k: int) -> Doubles:
+    x = rng.standard_normal(k)
+    made = {
+        "normal": x, "positive": np.abs(x), "alternating": np.abs(x) * (-1.0) ** np.arange(k), "equal": x[:1] + 0 * x,
+        "one large": np.where(np.arange(k) == k // 3, 30, 0.01 * x), "sparse": x * (rng.random(k) < 0.1),
+        "subnormal": 1e-4 * x, "soft-max": np.exp(4 * x) / np.exp(4 * x).sum(), "periodic": np.resize(x[:4], k),
+    }  # fmt: skip
+    return half(made[kind])
+
+
+@pytest.mark.parametrize("added", range(len(HALF_SUMS)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_sums_are_within_the_bound(kind: str, added: int) -> None:
+    rng = np.random.default_rng(0)
+    for k in (32, 100, 768):
+        a = np.stack([row(rng, kind, k) for _ in range(6)])
+        w = np.stack([row(rng, other, k) for other in KINDS])
+        filled = (0, 0), (0, -k % 32)
+        known = of_values(np.pad(a, filled), np.pad(w, filled), 32, IN_FLOAT16)
+        made = sharpened(known, a, w)
+        assert (made.spread <= known.spread).all()
+        assert (np.abs(HALF_SUMS[added](a, w) - made.exact) <= SCORE_LIMIT * made.spread).all()
+
+
+def test_products_rounded_midway_between_steps_are_within_the_bound() -> None:
+    """Each is a little more than 6.5 steps of a sum of 16 to 32, and 6.5 as a half, which is added as 6: what is lost
+    there is not made up for where the sum is larger."""
+    a, w = np.full((1, 512), 1 + 7 * 2.0**-10), np.full((1, 512), 1653 * 2.0**-14)
+    assert 0 < a[0, 0] * w[0, 0] - 6.5 * 2.0**-6 < 2.0**-15
+    made = sharpened(of_values(a, w, 32, IN_FLOAT16), a, w)
+    assert (np.abs(apart(a, w) - made.exact) <= SCORE_LIMIT * made.spread).all()
+
+
+def test_the_bound_for_terms_of_one_sign_is_far_below_any_order() -> None:
+    rng = np.random.default_rng(1)
+    a, w = (np.stack([row(rng, "positive", 1536) for _ in range(n)]) for n in (6, 20))
+    known = of_values(a, w, 32, IN_FLOAT16)
+    tolerance = SCORE_LIMIT * sharpened(known, a, w).spread
+    assert np.median(SCORE_LIMIT * known.spread / tolerance) > 4
+    worst = max(np.abs(add(a, w) - known.exact).max() for add in HALF_SUMS)
+    assert tolerance.max() < 8 * worst
+
+
+def test_the_slack_is_added() -> None:
+    rng = np.random.default_rng(2)
+    a, w = (np.stack([row(rng, "positive", 768) for _ in range(n)]) for n in (3, 4))
+    known = of_values(a, w, 32, IN_FLOAT16)
+    more = SCORE_LIMIT * (sharpened(known, a, w, 2.0).spread - sharpened(known, a, w).spread)
+    assert more == pytest.approx(2.0)
+
+
+def test_rows_and_columns_of_other_kinds_are_right() -> None:
+    """Where some columns have equal weights, all roundings of which go one way, and most have not."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        m, n, k = (int(i) for i in (rng.integers(9, 16), rng.integers(3, 40), rng.choice([64, 320])))
+        a, w = (
+            np.stack([row(rng, rng.choice(KINDS) if rng.random() < share else "normal", k) for _ in range(of)])
+            for of, share in ((m, 0.5), (n, 0.3))
+        )
+        y = HALF_SUMS[seed % len(HALF_SUMS)](a, w).astype(np.float32)[None, None]
+        sources = Operand.of(w.astype(np.float16)), Operand.of(a.astype(np.float32))
+        found = judge(Node("MUL_MAT", sources, Operand.of(y), backend="Vulkan", device="Vulkan0"))
+        assert found.passed, (seed, found)
