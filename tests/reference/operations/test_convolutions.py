@@ -14,7 +14,6 @@ from tests.reference.operations.test_state_space import halved, rolled
 from tests.support.operations import (
     Fault,
     check_faults,
-    check_right,
     computed,
     rows_shifted,
     source,
@@ -24,16 +23,6 @@ from tests.support.operations import (
 
 CONVOLUTIONS = ("CONV_2D", "CONV_2D_DW", "CONV_3D", "CONV_TRANSPOSE_1D", "CONV_TRANSPOSE_2D")
 COLUMNS = ("IM2COL", "IM2COL_3D")
-
-
-@pytest.mark.parametrize("op", [*CONVOLUTIONS, "COL2IM_1D"])
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op)
-
-
-@pytest.mark.parametrize("op", COLUMNS)
-def test_right_by_bytes(llama: Llama, op: str) -> None:
-    check_right(llama, op, tight=False)
 
 
 def _parameter(i: int, by: int, what: str) -> Fault:

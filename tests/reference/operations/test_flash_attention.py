@@ -10,13 +10,9 @@ import pytest
 
 from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
-from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
+from tests.support.operations import Fault, check_faults, computed, rows_shifted, source, stale
 
 OP = "FLASH_ATTN_EXT"
-
-
-def test_right(llama: Llama) -> None:
-    check_right(llama, OP)
 
 
 def test_random_nodes_cover_all_paths_with_tight_bounds(llama: Llama) -> None:

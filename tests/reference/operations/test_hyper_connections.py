@@ -17,11 +17,6 @@ from tests.support.operations import Fault, check_faults, check_right, computed,
 Change = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
-@pytest.mark.parametrize("op", ["DSV4_HC_PRE", "DSV4_HC_POST", "DSV4_HC_COMB"])
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op)
-
-
 def test_gated_and_identity_are_tight(llama: Llama) -> None:
     check_right(llama, "DSV4_HC_PRE", only=lambda node: node.integer(1) != 0)
     check_right(llama, "DSV4_HC_PRE", only=lambda node: node.integer(1) == 0)

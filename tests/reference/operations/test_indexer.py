@@ -12,14 +12,10 @@ import pytest
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import Doubles
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
-from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
+from tests.support.operations import Fault, check_faults, computed, rows_shifted, source, stale
 from tests.support.operations import with_output as given
 
 OP = "LIGHTNING_INDEXER"
-
-
-def test_right(llama: Llama) -> None:
-    check_right(llama, OP)
 
 
 def _rolled(what: str, i: int, axis: int) -> Fault:

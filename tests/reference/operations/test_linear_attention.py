@@ -10,12 +10,7 @@ import pytest
 from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.reference.operations.test_state_space import exchanged, halved, rolled
-from tests.support.operations import Fault, check_faults, check_right, computed, drawn, rows_shifted, source, stale
-
-
-@pytest.mark.parametrize("op", ["GATED_LINEAR_ATTN", "GATED_DELTA_NET", "SOLVE_TRI"])
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op)
+from tests.support.operations import Fault, check_faults, computed, drawn, rows_shifted, source, stale
 
 
 def test_gated_faults(llama: Llama) -> None:

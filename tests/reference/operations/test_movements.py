@@ -16,7 +16,6 @@ from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, par
 from tests.support.operations import (
     Fault,
     check_faults,
-    check_right,
     computed,
     rows_shifted,
     source,
@@ -26,11 +25,6 @@ from tests.support.operations import (
 
 OPS = ("CPY", "CONT", "DUP", "CONCAT", "REPEAT")
 Data = npt.NDArray[Any]
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op, tight=False)
 
 
 def last_bit(node: Node, data: Data) -> Data | None:

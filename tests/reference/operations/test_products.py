@@ -19,16 +19,10 @@ from gguf_verify_graph.operations.matrices import Matrix, judged
 from gguf_verify_graph.operations.product_definitions import VECTOR_COLUMNS, definitions
 from gguf_verify_graph.operations.products import says_hadamard
 from gguf_verify_graph.operations.random_inputs import random_values, random_weights
-from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
+from tests.support.operations import Fault, check_faults, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 
-OPS = ("MUL_MAT", "MUL_MAT_ID", "OUT_PROD")
 Array = npt.NDArray[Any]
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op)
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------

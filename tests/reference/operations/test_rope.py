@@ -11,17 +11,12 @@ import pytest
 
 from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import Node, NoDefinition, judge
-from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
+from tests.support.operations import Fault, check_faults, computed, rows_shifted, source, stale
 
 DIMS, MODE, BASE, SCALE, EXTENSION, FACTOR, FAST, SECTIONS, OFFSET = 1, 2, 5, 6, 7, 8, 9, 11, 15
 
 
 OPS = ("ROPE", "ROPE_BACK")
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op)
 
 
 def _with(node: Node, i: int, value: float) -> Node:

@@ -16,7 +16,6 @@ from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
 from tests.support.operations import (
     Fault,
     check_faults,
-    check_right,
     computed,
     drawn,
     rows_shifted,
@@ -26,11 +25,6 @@ from tests.support.operations import (
 )  # fmt: skip
 
 Data = npt.NDArray[Any]
-
-
-@pytest.mark.parametrize("op", ["GET_ROWS", "SET_ROWS"])
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op, tight=False)
 
 
 def test_every_type(llama: Llama) -> None:

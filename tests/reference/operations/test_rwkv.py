@@ -8,12 +8,7 @@ import pytest
 from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import NoDefinition, judge
 from tests.reference.operations.test_state_space import exchanged, halved, rolled
-from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
-
-
-@pytest.mark.parametrize("op", ["RWKV_WKV6", "RWKV_WKV7"])
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op)
+from tests.support.operations import Fault, check_faults, computed, rows_shifted, source, stale
 
 
 def test_wkv6_faults(llama: Llama) -> None:

@@ -8,14 +8,9 @@ import pytest
 from gguf_verify.llama.library import Llama
 from gguf_verify_graph.operations import Node, NoDefinition, judge
 from tests.reference.operations.test_state_space import exchanged, halved, rolled
-from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
+from tests.support.operations import Fault, check_faults, computed, rows_shifted, source, stale
 
 MOVEMENTS = ("WIN_PART", "WIN_UNPART", "GET_REL_POS")
-
-
-@pytest.mark.parametrize("op", [*MOVEMENTS, "ADD_REL_POS"])
-def test_right(llama: Llama, op: str) -> None:
-    check_right(llama, op, tight=op not in MOVEMENTS)
 
 
 def _turned(node: Node, data: np.ndarray) -> np.ndarray | None:
