@@ -14,10 +14,11 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import BF16, NUMBERS
-from gguf_verify_graph.operations import OPERATIONS, Judged, Node, Operand, judge
+from gguf_verify_graph.operations import OPERATIONS, Judged, Node, NoDefinition, Operand, judge
 
 #: Times that a right output's error must be multiplied by to fail.
 FACTOR = 16.0
@@ -130,6 +131,13 @@ def check_faults(llama: Llama, op: str, *faults: Fault, only: Callable[[Node], b
                 assert changed or np.isnan(wrong.output.values).any(), f"{op}, {fault.what}: blamed at {verdict.place}"
                 found = True
         assert found, f"{op}, {fault.what}: not seen in any node"
+
+
+def check_undefined(*nodes: Node) -> None:
+    """No definition covers these nodes: a node that a definition does not describe is not judged."""
+    for node in nodes:
+        with pytest.raises(NoDefinition):
+            judge(node)
 
 
 def _faulty(llama: Llama, fault: Fault, node: Node, right: Node) -> Node | None:

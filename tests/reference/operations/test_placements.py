@@ -12,8 +12,8 @@ import pytest
 
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F16, F32
-from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
-from tests.support.operations import Fault, check_faults, rows_shifted, source, stale
+from gguf_verify_graph.operations import Node, Operand, parameters
+from tests.support.operations import Fault, check_faults, check_undefined, rows_shifted, source, stale
 
 OPS = ("DIAG_MASK_INF", "DIAG_MASK_ZERO", "DIAG", "TRI", "SET", "ACC", "PAD", "PAD_REFLECT_1D", "ROLL")
 Data = npt.NDArray[Any]
@@ -110,6 +110,4 @@ def test_nodes_without_a_definition() -> None:
         for steps in ((28, 196, 196, 172), (8, 196, 196, 0), (28, 196, 196, -4), (28, 196, 196, 2), (30, 196, 196, 0)):
             nodes.append(Node(op, (x, part), out, parameters(*steps, 0)))
         nodes.append(Node(op, (x, Operand.blank(F16, 2, 3)), out, parameters(28, 196, 196, 0, 0)))
-    for node in nodes:
-        with pytest.raises(NoDefinition):
-            judge(node)
+    check_undefined(*nodes)

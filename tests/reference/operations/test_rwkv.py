@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from gguf_verify.llama.library import Llama
-from gguf_verify_graph.operations import NoDefinition, judge
 from tests.reference.operations.test_state_space import exchanged, halved, rolled
-from tests.support.operations import Fault, check_faults, computed, rows_shifted, source, stale
+from tests.support.operations import Fault, check_faults, rows_shifted, source, stale
 
 
 def test_wkv6_faults(llama: Llama) -> None:
@@ -29,11 +27,3 @@ def test_wkv7_faults(llama: Llama) -> None:
         Fault("b's sign", lambda node: source(node, 5, np.negative)),
         Fault("the last row of the new state left out", in_output=stale), Fault("rows one off", in_output=rows_shifted),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(("op", "sources"), [("RWKV_WKV6", 6), ("RWKV_WKV7", 7)])
-def test_shapes_that_do_not_fit(llama: Llama, op: str, sources: int) -> None:
-    node = computed(llama, op)[1]
-    for i in range(sources):
-        with pytest.raises(NoDefinition):
-            judge(source(node, i, lambda x: np.concatenate([x, x], axis=-1)))
