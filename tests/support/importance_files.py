@@ -9,12 +9,10 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 
 from gguf_verify.gguf.model import open_model
+from gguf_verify.support.array_types import Floats
 from tests.support.tools import FIXTURES
-
-Floats = npt.NDArray[np.float32]
 
 
 def dat(path: Path, entries: Mapping[str, tuple[Floats, int]], tail: bytes = b"") -> Path:

@@ -46,21 +46,17 @@ def test_names_in_the_help_are_those_of_the_registries() -> None:
     assert {*families.FAMILIES, *KERNELS} <= set(re.findall(r"\w+", verify.build_parser().format_help()))
 
 
-def test_a_run_loads_only_what_it_uses() -> None:
-    code = (
-        "import json, sys, gguf_verify.cli.runs.verify\n"
-        f"print(json.dumps([name for name in {NOT_OF_A_PLAIN_RUN} if name in sys.modules]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert json.loads(done.stdout) == []
-
-
-def test_an_audit_loads_only_what_it_uses() -> None:
-    code = (
-        "import json, sys; from gguf_verify.cli import audit; audit.build_parser()\n"
-        "import gguf_verify.audit.audit, gguf_verify.audit.many\n"
-        f"print(json.dumps([name for name in {LEFT_OUT} if name in sys.modules]))"
-    )
+@pytest.mark.parametrize(
+    ("loads", "unused"),
+    [
+        ("import gguf_verify.cli.runs.verify", NOT_OF_A_PLAIN_RUN),
+        ("from gguf_verify.cli import audit; audit.build_parser(); import gguf_verify.audit.audit, "
+         "gguf_verify.audit.many", LEFT_OUT),
+    ],
+    ids=["verify", "audit"],
+)  # fmt: skip
+def test_a_command_loads_only_what_it_uses(loads: str, unused: tuple[str, ...]) -> None:
+    code = f"import json, sys; {loads}\nprint(json.dumps([name for name in {unused} if name in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert json.loads(done.stdout) == []
 

@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
 from ..gguf.model import Model, open_model
+from ..support.array_types import Floats
 from ..support.errors import MalformedFile
 from ..support.text import printable, quoted
-
-Floats = npt.NDArray[np.float32]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 #: Limit of entries in a file: more than any model has tensors.

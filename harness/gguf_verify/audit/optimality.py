@@ -31,10 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.block import BlockFormat
+from ..support.array_types import Bools, Bytes, Doubles
 
-Doubles = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Bytes = npt.NDArray[np.uint8]
 #: Rows of the source, float32[stop - start, K].
 Rows = Callable[[int, int], npt.NDArray[np.float32]]
 #: Rows of the tensor, uint8[stop - start, blocks of a row, block bytes].

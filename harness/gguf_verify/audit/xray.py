@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..formats.tensor_types import NO_TO_FLOAT
 from ..gguf.file import Tensor
 from ..llama.library import Llama
+from ..support.array_types import Floats
 from ..support.plain import plain
 from .block_reading import FieldBytes, Reading, read_block
 from .places import Place, extent, grid, neighbour
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,8 @@ from ..semantics.fast_math import ambiguous_codes
 from ..semantics.gates import judge
 from ..semantics.narrow import stored
 from ..semantics.power import Power
+from ..support.array_types import Bytes, Floats
 from .records import AUTO
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 #: Reasons for which outputs that pass are not verified: the bound cannot fail.
 UNDERFLOWS = "all outputs that are not zero are too small for their type to tell them from zero: they underflow"

@@ -26,15 +26,13 @@ from ..llama.process import LlamaRefused
 from ..results.costs import TextCost
 from ..rungs.run import Run
 from ..rungs.session import opened_llama
+from ..support.array_types import Doubles, Floats
 
 #: Tokens per chunk, unless the text is shorter or the model was trained on fewer.
 CHUNK = 512
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 #: Predictions compared at a time: a vocabulary may have 2^18 tokens, each eight bytes in float64.
 _AT_ONCE = 32
-
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 
 def measure(run: Run, source: Model, name: str, text: str, sha256: str) -> TextCost:

@@ -8,15 +8,13 @@ but nothing it sends may index, size or name anything here before it is checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from ..support.array_types import Array
 from ..support.protocol import ProtocolError
-
-Array = npt.NDArray[Any]
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Name = Annotated[str, Meta(max_length=1 << 12)]

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..support.array_types import Bytes, Floats
 from ..support.errors import EnvironmentFault
 from ..support.protocol import ProtocolError
 from . import answers
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from ..gguf.origin import Origin
     from .process import Arrays, LlamaProcess
 
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 _NO_CODES = np.zeros(256, np.uint8)
 _NO_CODES.flags.writeable = False

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..support.array_types import Bytes, Floats
 from ..support.errors import KernelFault
 from . import answers
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 #: Number of activation rows used for a matrix that received none.
 _IDLE_ROWS = 4

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..formats.tensor_types import tensor_type
 from ..support import scratch
+from ..support.array_types import Bytes, Floats
 from ..support.errors import EnvironmentFault, LlamaFault
 from . import answers
 from .child import Child
@@ -25,9 +26,6 @@ from .installed import why_missing
 from .model import LoadedModel
 from .node import NUMBERED, Node, span_bytes
 from .process import TIME_LIMIT, LlamaProcess
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 
 def block_of(type_id: int) -> int:

@@ -59,6 +59,7 @@ from gguf_verify.llama.node import (
 )
 from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
+from gguf_verify.support.array_types import Bools, Floats
 
 from .arithmetic import NORMAL, ULP, arithmetic
 
@@ -137,8 +138,6 @@ def _half(x: Floats, got: Array, backend: str) -> Stored:
     return Stored("rounded to f16", data, allowed)
 
 
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
 #: The smallest normal half.
 _LEAST_HALF = 2.0**-14
 #: Below this llama.cpp's CPU backend treats a block of IQ4_NL as zeros (GROUP_MAX_EPS).

@@ -14,20 +14,17 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_verify.formats.block import BlockFormat
 from gguf_verify.llama.node import Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.f32 import F32
+from gguf_verify.support.array_types import Bytes, Floats
 
 from .definition import Definition
 from .matrices import Matrix, are_short, identified
 from .product_definitions import definitions
 from .random_inputs import floats, random_blocks
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 
 class Ruling(NamedTuple):

@@ -28,7 +28,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.c_arithmetic import to_half
@@ -41,13 +40,11 @@ from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.encoding import Encoding as SemanticsEncoding
 from gguf_verify.semantics.term import Halves
 from gguf_verify.semantics.terms.codes import CodeTerm
+from gguf_verify.support.array_types import Bytes, Floats
 
 from .definition import Definition
 from .in_order import Ordered
 from .products_on_cuda import on_cuda
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 #: Largest number of columns of Vulkan's mul_mat_vec (ggml-vulkan.cpp, mul_mat_vec_max_cols).
 VECTOR_COLUMNS = 8

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
+from gguf_verify.support.array_types import Floats
 from tests.support.audits import TINY, rule, run
 from tests.support.tools import patched, write_model
 
 Q4_0 = TINY["Q4_0"]
-Floats = npt.NDArray[np.float32]
 
 
 def copies(path: Path) -> list[Finding]:

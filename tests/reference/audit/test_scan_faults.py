@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit import content
@@ -21,12 +20,11 @@ from gguf_verify.formats.tensor_types import FORMATS, decode_elements
 from gguf_verify.gguf.model import open_model
 from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
+from gguf_verify.support.array_types import Floats
 from gguf_verify.support.paths import kernel_root
 from tests.support.audits import TINY, Bytes, bytes_rung, halves, ids, one_tensor, rule, run, scanned
 from tests.support.shown import json_of, text_of
 from tests.support.tools import LEGACY, ROOT, patched, patched_block, write_model
-
-Floats = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")

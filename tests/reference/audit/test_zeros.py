@@ -7,7 +7,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit.record import Audit
@@ -16,13 +15,13 @@ from gguf_verify.gguf.records import Finding
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama.library import Llama
 from gguf_verify.results.options import Options
+from gguf_verify.support.array_types import Floats
 from gguf_verify.verification import verify
 from tests.support.audits import TINY, bytes_rung, rule, run, scanned
 from tests.support.tools import patched, split_model, write_model
 
 Q4_0 = TINY["Q4_0"]
 PAGE = 4096
-Floats = npt.NDArray[np.float32]
 
 
 def lost(source: Path, target: Path, start: int, nbytes: int) -> Audit:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats.tensor_types import FORMATS
@@ -23,14 +22,13 @@ from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
+from gguf_verify.support.array_types import Bytes, Floats
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from gguf_verify_graph.other_backends import OtherBackend
 from tests.support import needs
 from tests.support.tools import FIXTURES
 
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 Multiply = Callable[[Floats, Floats], Floats]
 
 Q4_0 = FORMATS["Q4_0"]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
@@ -34,13 +33,11 @@ from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
 from gguf_verify.semantics.gates import judge
+from gguf_verify.support.array_types import Bytes, Floats
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, ROOT
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 
 #: Measured: `ggml_mul_mat` of llama.cpp v0.5.0's CUDA backend on an H200, weights of random bytes with scales of a
 #: usual size, Gaussian activations; few: some of 8 tokens, many: some of 64; and the activations as it quantized them.

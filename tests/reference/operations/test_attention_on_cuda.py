@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.llama.node import F16, F32
+from gguf_verify.support.array_types import Array
 from gguf_verify_graph.operations import OPERATIONS, Node, NoDefinition, Operand, judge, parameters
 from gguf_verify_graph.operations.attention_paths import vec_alone
 from tests.reference.operations.test_attention_on_vulkan import ABOVE, FAULTS
 from tests.support.operations import with_output
 
-Array = npt.NDArray[Any]
 f16, f32 = np.float16, np.float32
 OF_CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama.node import BF16, F32
+from gguf_verify.support.array_types import Array
 from gguf_verify_graph.operations import OPERATIONS, Judged, Node, NoDefinition, Operand, judge, parameters
 from gguf_verify_graph.operations.attention_sums import in_lanes
 from tests.support.operations import source, with_output
 
-Array = npt.NDArray[Any]
 #: Threads that share the keys, and keys of a block.
 LANES, BLOCK = 4, 32
 ABOVE = np.float32(3) * np.float32(0.6931)

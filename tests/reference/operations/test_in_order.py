@@ -6,18 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.semantics.declared import declared
+from gguf_verify.support.array_types import Floats
 from gguf_verify_graph.operations import Node, Operand, judge
 from gguf_verify_graph.operations import in_order as module
 from gguf_verify_graph.operations.in_order import Ordered, sums, told_apart
 from gguf_verify_graph.operations.random_inputs import random_blocks
 from tests.support.operations import with_output
 
-Floats = npt.NDArray[np.float32]
 Q4_0 = FORMATS["Q4_0"]
 F16, F32 = 1, 0
 PLAIN = "f16, multiplied and added in float16 in order"

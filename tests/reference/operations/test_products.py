@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats.block import BlockFormat
@@ -14,6 +12,7 @@ from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.node import F32
 from gguf_verify.semantics.definitions import ENCODINGS
+from gguf_verify.support.array_types import Array
 from gguf_verify_graph.operations import Node, Operand, judge, parameters
 from gguf_verify_graph.operations.matrices import Matrix, judged
 from gguf_verify_graph.operations.product_definitions import VECTOR_COLUMNS, definitions
@@ -21,9 +20,6 @@ from gguf_verify_graph.operations.products import says_hadamard
 from gguf_verify_graph.operations.random_inputs import random_values, random_weights
 from tests.support.operations import Fault, check_faults, check_undefined, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
-
-Array = npt.NDArray[Any]
-
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats.block import BlockFormat
@@ -14,6 +13,7 @@ from gguf_verify.formats.tensor_types import ACTIVATION_FORMATS, ELEMENTS, FORMA
 from gguf_verify.llama.node import F16, F32
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
+from gguf_verify.support.array_types import Array
 from gguf_verify_graph.operations import Node, Operand, judge, parameters
 from gguf_verify_graph.operations.codes_on_cuda import products_of
 from gguf_verify_graph.operations.product_definitions import definitions
@@ -21,7 +21,6 @@ from gguf_verify_graph.operations.products_on_cuda import cut_to_tf32, in_lanes,
 from gguf_verify_graph.operations.random_inputs import random_values, random_weights
 from tests.support.operations import with_output
 
-Array = npt.NDArray[Any]
 f32 = np.float32
 OTHERS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ1_S")
 

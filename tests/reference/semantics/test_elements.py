@@ -33,14 +33,11 @@ from gguf_verify.semantics.elements import element_product, exact_elements, roun
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.rounding import add_rounded
+from gguf_verify.support.array_types import Bytes, Floats
 from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.graphs import LAYERS
 from tests.support.tools import FIXTURES, altered_kernel, patched
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
-
 
 F16 = FIXTURES / "tiny-F16.gguf"
 SOURCE = "gemm/elements/01_naive.cu"

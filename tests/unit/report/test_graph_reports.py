@@ -308,12 +308,7 @@ def test_hostile_names_in_python() -> None:
         assert len(str(caught.value).splitlines()) <= 15
 
 
-def test_a_notebook_shows_the_first_wrong_node() -> None:
-    made = graphs()["many wrong"]._repr_html_()
-    for words in ("mismatch", "ROPE Qcur-0", "got 1.5, expected -0.25"):
-        assert words in made
-    for words in ("5 nodes were not judged", "<td>MUL_MAT Q4_0</td>", "repeat with"):
-        assert words in made
+def test_a_notebook_shows_the_first_operations() -> None:
     large = graph(*(operation(f"OP{i}") for i in range(100)))
     assert "… and 60 more" in large._repr_html_()
 

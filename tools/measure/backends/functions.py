@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from gguf_verify.backend_results import GraphOptions
 from gguf_verify.llama.node import F32
+from gguf_verify.support.array_types import Doubles, Floats
 from gguf_verify.support.errors import LlamaFault
 from gguf_verify.support.progress import progress_bar, under_way
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
@@ -22,9 +22,6 @@ from gguf_verify_graph.operations.unary import VARIANTS
 
 from .process import NodeProcess
 from .records import FunctionRow
-
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 #: Inputs per node, and the step for a sample of floats. It is odd, so that all low bits of mantissas occur.
 _AT_ONCE, _STEP = 1 << 20, 61

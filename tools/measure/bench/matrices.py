@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from gguf_verify.formats.block import BlockFormat
 from gguf_verify.hosts.base import Host, Source
+from gguf_verify.support.array_types import Bytes, Doubles
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.paths import kernel_root
 
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
-Bytes = npt.NDArray[np.uint8]
 
 #: Rows from the beginning and from the end of the weights that are compared on the GPU, for every token; rows and
 #: tokens from both ends for which NumPy computes the expected outputs.

@@ -20,19 +20,17 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 from gguf_verify.formats.block import BlockFormat
 from gguf_verify.formats.element import ElementFormat
 from gguf_verify.formats.tensor_types import FILE_TYPES, FORMATS, WeightFormat
 from gguf_verify.support import scratch
+from gguf_verify.support.array_types import Bytes
 from gguf_verify.support.command_line import cores
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 
 from ..inputs import WEIGHTS, can_write, in_type
-
-Bytes = npt.NDArray[np.uint8]
 
 _POOL, _PIECE, _SAMPLE = 1 << 16, 1 << 22, 1 << 12
 _ALIGNMENT = 32
