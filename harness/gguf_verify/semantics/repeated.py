@@ -22,7 +22,7 @@ class Repeated:
     lanes: tuple[tuple[Tree, ...], ...]
     ending: Tree
 
-    def tree(self, n: int, _parts: int = 1) -> Tree:
+    def tree(self, n: int) -> Tree:
         """Return the tree of n summands."""
 
         def lane(number: int) -> Tree | None:

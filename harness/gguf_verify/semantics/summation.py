@@ -11,7 +11,7 @@ floating-point summation operations", arXiv 2411.00442). From these numbers of l
 If there are leaves among them that meet each other only at that node, it has more than two children: an addition of
 several terms at once, as tensor cores make it. Its rounding is not float32's, so it has no bits here.
 
-A *rule* has a tree for any number of summands: the items (leaves, or pairs of a block's two) are distributed over
+A *rule* has a tree for any number of summands: the items (leaves, or groups of consecutive ones) are distributed over
 lanes or chunks, each of which is added in ascending order, and then the lanes are added.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -123,14 +123,10 @@ def leaves_of(tree: Tree) -> list[int]:
 
 Parting = Literal["lanes", "chunks"]
 Joining = Literal["ascending", "neighbours", "halves"]
-#: How a block's two summands are added: in turn, to each other first, or each kind by itself.
-Pairing = Literal["in turn", "together", "apart"]
-
 _JOINED = {
     "ascending": "then in ascending order", "neighbours": "then neighbours in pairs",
     "halves": "then halves onto each other",
 }  # fmt: skip
-_PAIRED = {"in turn": "", "together": "; both terms of a block first", "apart": "; the second terms of blocks apart"}
 
 
 @dataclass(frozen=True)
@@ -142,49 +138,41 @@ class Rule:
         parting: lane l has the items l, l + count, …; chunk c has consecutive ones.
         joining: how the lanes' sums are added.
         descending: whether items are taken from the last to the first.
-        pairing: how the two summands of a block are added, if there are two; or the items of a group.
-        width: consecutive items that are a group: it is in one lane.
+        width: consecutive summands that are a group: it is in one lane.
+        together: whether the summands of a group are added to each other first.
     """
 
     count: int = 1
     parting: Parting = "lanes"
     joining: Joining = "ascending"
     descending: bool = False
-    pairing: Pairing = "in turn"
     width: int = 1
+    together: bool = False
 
-    def tree(self, n: int, parts: int = 1) -> Tree:
-        """Return the tree of n summands, in blocks of one or two."""
-        if parts == 2 and self.pairing == "apart":
-            return both(*(self._of(list[Tree](range(part, n, 2))) for part in (0, 1)))
-        width = max(parts, self.width)
-        if width > 1 and self.pairing == "together":
-            return self._of([_chain(range(i, min(i + width, n))) for i in range(0, n, width)])
-        return self._of(list[Tree](range(n)), width)
-
-    def _of(self, items: list[Tree], together: int = 1) -> Tree:
-        """Return the tree of items, of which `together` consecutive ones are in the same lane."""
-        blocks = [items[i : i + together] for i in range(0, len(items), together)]
+    def tree(self, n: int) -> Tree:
+        """Return the tree of n summands."""
+        groups = [list[Tree](range(i, min(i + self.width, n))) for i in range(0, n, self.width)]
+        if self.together:
+            groups = [[_chain(group)] for group in groups]
         if self.descending:
-            blocks.reverse()
+            groups.reverse()
         if self.parting == "lanes":
-            lanes = [blocks[lane :: self.count] for lane in range(min(self.count, len(blocks)))]
+            lanes = [groups[lane :: self.count] for lane in range(min(self.count, len(groups)))]
         else:
-            ends = np.linspace(0, len(blocks), min(self.count, len(blocks)) + 1).astype(int)
-            lanes = [blocks[a:b] for a, b in itertools.pairwise(ends)]
-        return joined([_chain([item for block in lane for item in block]) for lane in lanes], self.joining)
+            ends = np.linspace(0, len(groups), min(self.count, len(groups)) + 1).astype(int)
+            lanes = [groups[a:b] for a, b in itertools.pairwise(ends)]
+        return joined([_chain([item for group in lane for item in group]) for lane in lanes], self.joining)
 
     def __str__(self) -> str:
         order = "descending k" if self.descending else "ascending k"
-        pairing = _PAIRED[self.pairing]
         if self.width > 1:
             order = f"groups of {self.width} in {order}"
-            pairing = "; each group by itself first" if self.pairing == "together" else ""
+        first = "; each group by itself first" if self.together else ""
         if self.count == 1:
-            return order + pairing
+            return order + first
         if self.count >= ALL:
-            return _JOINED[self.joining].removeprefix("then ") + pairing
-        return f"{self.count} {self.parting}, each in {order}, {_JOINED[self.joining]}{pairing}"
+            return _JOINED[self.joining].removeprefix("then ") + first
+        return f"{self.count} {self.parting}, each in {order}, {_JOINED[self.joining]}{first}"
 
 
 #: A number of lanes that makes each item one.
@@ -219,30 +207,22 @@ def joined(sums: list[Tree], how: Joining) -> Tree:
     return sums[0]
 
 
-def rules(parts: int = 1, widths: Sequence[int] = (1,)) -> Iterator[Rule]:
+def rules(widths: Sequence[int] = (1,)) -> Iterator[Rule]:
     """Yield all rules, the simplest first: those without lanes."""
-    for lanes in (False, True):
-        for width in widths:
-            pairings: tuple[Pairing, ...] = ("in turn", "together", "apart") if parts == 2 else ("in turn",)
-            for rule in _rules(pairings if width == 1 else ("in turn", "together")):
-                if (rule.count > 1) == lanes:
-                    yield replace(rule, width=width)
-
-
-def _rules(pairings: Sequence[Pairing]) -> Iterator[Rule]:
     joinings: tuple[Joining, ...] = ("ascending", "neighbours", "halves")
-    for pairing in pairings:
-        for descending in (False, True):
-            yield Rule(descending=descending, pairing=pairing)
-            for count in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 10, 12, ALL):
-                for parting in ("lanes", "chunks") if count < ALL else ("lanes",):
-                    for joining in joinings:
-                        yield Rule(count, parting, joining, descending, pairing)
+    groups = [(width, together) for width in widths for together in (False, True) if width > 1 or not together]
+    for (width, together), descending in itertools.product(groups, (False, True)):
+        yield Rule(descending=descending, width=width, together=together)
+    for (width, together), descending in itertools.product(groups, (False, True)):
+        for count in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 10, 12, ALL):
+            partings: tuple[Parting, ...] = ("lanes", "chunks") if count < ALL else ("lanes",)
+            for parting, joining in itertools.product(partings, joinings):
+                yield Rule(count, parting, joining, descending, width, together)
 
 
-def recognised(trees: Mapping[int, Tree], known: Iterable[Rule], parts: int = 1) -> Iterator[Rule]:
+def recognised(trees: Mapping[int, Tree], known: Iterable[Rule]) -> Iterator[Rule]:
     """Yield those of the rules that have these trees, by number of summands."""
-    return (r for r in known if all(r.tree(n, parts) == tree for n, tree in sorted(trees.items())))
+    return (r for r in known if all(r.tree(n) == tree for n, tree in sorted(trees.items())))
 
 
 # ---- bits and pictures -----------------------------------------------------------------------------------------------

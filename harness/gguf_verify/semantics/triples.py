@@ -1,4 +1,4 @@
-"""Trees of summation from triples: which of three summands is added last (`rungs.layers.superblock_probes`)."""
+"""Trees of summation from triples: which of three summands is added last (`rungs.layers.sum_probes`)."""
 
 from __future__ import annotations
 

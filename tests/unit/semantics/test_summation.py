@@ -41,11 +41,11 @@ def in_order(tree: Tree) -> Callable[[np.ndarray], float]:
     return lambda values: float(sum_in(tree, lambda i: np.array([[values[i]]]), "")[0, 0])
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("n", [10, 36])
-def test_the_tree_of_every_rule_is_found(parts: int, n: int) -> None:
-    for rule in list(rules(parts))[:: 3 * parts]:
-        tree = rule.tree(n, parts)
+def test_the_tree_of_every_rule_is_found(width: int, n: int) -> None:
+    for rule in list(rules([width]))[:: 3 * width]:
+        tree = rule.tree(n)
         assert sorted(leaves_of(tree)) == list(range(n))
         assert find(n, counted_by(in_order(tree), n)) == tree, rule
 

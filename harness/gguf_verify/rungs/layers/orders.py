@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...formats.block import QK, BlockFormat
+from ...formats.block import BlockFormat
 from ...gguf.matrices import matrix_of, where
 from ...kernels.interface import Kernel
 from ...results.failures import Failure
@@ -30,8 +30,8 @@ from ...semantics.terms.codes import CodeTerm
 from ...semantics.terms.values import ValueTerm
 from .call import Outputs
 from .gemm import GemmJudge
-from .order_probes import BlockProbes, Probes
-from .superblock_probes import SuperblockProbes
+from .order_probes import Probes
+from .sum_probes import SumProbes
 from .value_probes import ValueProbes
 
 Bytes = npt.NDArray[np.uint8]
@@ -100,8 +100,6 @@ def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Byte
     if isinstance(inner.term, ValueTerm) and inner.term.weights == "float32":
         return ValueProbes.of(kernel, semantics, fmt, rows, seed)
     term = inner.term
-    if not isinstance(term, CodeTerm) or term.rounded(fmt) or term.reads(fmt) is not fmt:
+    if not isinstance(term, CodeTerm) or term.rounded(fmt) == "products":
         raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or float32 values")
-    if fmt.block_size == QK and term.reads_sum(fmt):
-        return BlockProbes.of(kernel, semantics, fmt, rows, seed, term)
-    return SuperblockProbes.of(kernel, semantics, fmt, rows, seed, term)
+    return SumProbes.of(kernel, semantics, fmt, rows, seed, term)
