@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats.block import BlockFormat
+from .accumulation import PUBLISHED
 from .definition import Semantics
+from .narrow import HALF, NARROW
 from .repeated import Repeated
 from .summation import Fused, Rule, Tree, sum_in
-from .sums import Floats
+from .sums import Doubles, Floats
 from .term import Term
 from .terms.values import ValueTerm
 from .values import Activations, term_values
@@ -43,8 +47,8 @@ class FoundOrder:
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """The arithmetic of a term in float32: here the product of two values.
+class Arithmetic(ABC):
+    """The arithmetic of a term in float32.
 
     Args:
         words: its formula.
@@ -54,15 +58,77 @@ class Arithmetic:
     words: str
     fused: Fused
 
+    @abstractmethod
     def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
         """Add the summands of weights uint8[n, row bytes] in the order of a tree, float32[M, n]."""
+
+
+@dataclass(frozen=True)
+class ValueArithmetic(Arithmetic):
+    """The arithmetic of products of values.
+
+    Args:
+        twice: whether weights are rounded to float32 before they are rounded to the definition's type.
+        groups: the columns of each summand.
+        fraction: F of the tensor cores that add the products of a summand and the sum before; None: they are added
+            exactly, and rounded once.
+    """
+
+    twice: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
+    fraction: int | None = None
+
+    def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
         assert isinstance(term, ValueTerm)
         values, _ = term.values(fmt, w)
-        return sum_in(tree, lambda i: x.wide[:, i, None] * values[:, i], self.fused)
+        narrow = NARROW.get(term.weights, HALF)
+        if self.twice:
+            values = narrow.rounded(fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1))
+
+        def summand(i: int) -> Doubles:
+            columns = list(self.groups[i])
+            made: Doubles = x.wide[:, columns] @ values[:, columns].T
+            return made
+
+        def step(i: int, acc: Floats) -> Floats:
+            columns = list(self.groups[i])
+            return add_in_tensor_cores(x.wide[:, columns], values[:, columns], acc, self.fraction or 0, narrow.least)
+
+        return sum_in(tree, summand, self.fused, step if self.fraction else None)
 
 
-#: The arithmetics of products of values.
-OF_VALUES = (Arithmetic("a·w, rounded", ""), Arithmetic("a·w, fused", "second"))
+def arithmetics_of_values(term: ValueTerm, groups: tuple[tuple[int, ...], ...]) -> Iterator[ValueArithmetic]:
+    """Yield what kernels do with products of values."""
+    for twice in (True, False) if term.weights in NARROW else (False,):
+        how = f"{term.weights}(float32(w))" if twice else "w"
+        if max(len(columns) for columns in groups) == 1:
+            yield ValueArithmetic(f"a·{how}, rounded", "", twice, groups)
+            yield ValueArithmetic(f"a·{how}, fused", "second", twice, groups)
+            continue
+        products = f"Σ a·{how} of the {max(len(columns) for columns in groups)} products of an instruction"
+        yield ValueArithmetic(f"{products}, exact, rounded once", "second", twice, groups)
+        for fraction in range(PUBLISHED[1][1], PUBLISHED[1][0] - 1, -1):
+            cut = f"{products}, cut off at F = {fraction} bits"
+            yield ValueArithmetic(cut, "second", twice, groups, fraction)
+
+
+def add_in_tensor_cores(a: Doubles, w: Doubles, acc: Floats, fraction: int, least: int) -> Floats:
+    """Add the products of one instruction, a float64[M, L] and w float64[n, L], to a sum float32[M, n].
+
+    All L + 1 terms are cut off to F bits below the largest exponent, added, and cut off to float32 (`accumulation`).
+    The exponent of a product is the sum of those of its factors, which are at least `least`.
+    """
+    of_a, of_w = (np.where(v == 0, -5000, np.maximum(np.frexp(v)[1] - 1, least)) for v in (a, w))
+    wide = acc.astype(np.float64)
+    exponent = np.where(wide == 0, -5000, np.frexp(wide)[1] - 1)
+    for k in range(a.shape[1]):
+        exponent = np.maximum(exponent, of_a[:, k, None] + of_w[:, k])
+    unit = np.ldexp(1.0, np.maximum(exponent, -900) - fraction)
+    total = np.trunc(wide / unit)
+    for k in range(a.shape[1]):
+        total += np.trunc(a[:, k, None] * w[:, k] / unit)
+    mantissa, size = np.frexp(total * unit)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, 24)), size - 24).astype(np.float32)
 
 
 def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Floats:

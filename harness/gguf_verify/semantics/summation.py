@@ -8,8 +8,9 @@ floating-point summation operations", arXiv 2411.00442). From these numbers of l
     the leaves j that meet the first leaf i at the same node have the same l[i, j]: they are the node's other child,
     a tree of their own, and l[i, j] is the number of leaves of both children
 
-If there are leaves among them that meet each other only at that node, it has more than two children: an addition of
-several terms at once, as tensor cores make it. Its rounding is not float32's, so it has no bits here.
+Leaves among them that meet each other only at that node are terms of one addition: tensor cores add the products of an
+instruction at once (`added_at_once`). If an instruction adds exactly and rounds once, as the CPU host's does, masks
+within it swallow nothing: l[i, j] is 2 for each of its pairs.
 
 A *rule* has a tree for any number of summands: the items (leaves, or groups of consecutive ones) are distributed over
 lanes or chunks, each of which is added in ascending order, and then the lanes are added.
@@ -41,31 +42,70 @@ class NoOrder(Exception):
 
 def find(n: int, counted: Counted) -> Tree:
     """Find the tree of n summands. Raises NoOrder."""
-    if n == 1:
-        return 0
-    return _Search(n, counted).tree(list(range(n)))
+
+    def binary(node: _Node) -> Tree:
+        if isinstance(node, int):
+            return node
+        if len(node) > 2:
+            raise NoOrder("it adds more than two terms at once, and not as the tensor cores that are known")
+        return binary(node[0]), binary(node[1])
+
+    return binary(_Search(n, counted).tree(list(range(n))))
+
+
+def added_at_once(n: int, counted: Counted) -> list[list[int]]:
+    """Return the summands in groups: those that one addition of more than two terms has, or one. Raises NoOrder."""
+    groups, left = list[list[int]](), list(range(n))
+    while left:
+        first, *others = left
+        lost = n - np.rint(counted([(first, j) for j in others])) if others else np.zeros(0)
+        groups.append([first, *(j for j, number in zip(others, lost, strict=True) if number == 2)])
+        left = [j for j in left if j not in groups[-1]]
+        if len(groups[-1]) < 3:
+            break
+    else:
+        return groups
+    found = list[list[int]]()
+
+    def collect(node: _Node) -> None:
+        if isinstance(node, int):
+            found.append([node])
+            return
+        alone = [child for child in node if isinstance(child, int)]
+        found.extend([alone] if len(node) > 2 and alone else [[leaf] for leaf in alone])
+        for child in node:
+            if not isinstance(child, int):
+                collect(child)
+
+    collect(_Search(n, counted).tree(list(range(n))))
+    return sorted(found)
+
+
+#: A tree whose nodes have two children or more.
+_Node = int | tuple["_Node", ...]
 
 
 class _Search:
     def __init__(self, n: int, counted: Counted) -> None:
         self._n, self._counted = n, counted
 
-    def tree(self, leaves: list[int], above: int = 0) -> Tree:
-        """Return the tree of these leaves, which are all below one child of a node with `above` leaves (0: no node)."""
+    def tree(self, leaves: list[int]) -> _Node:
+        """Return the tree of these leaves, which have no others among them."""
+        return self._children(leaves, self._n + 1)[0]
+
+    def _children(self, leaves: list[int], above: int) -> list[_Node]:
+        """Return the trees of these leaves, which are all below the children of a node with `above` leaves."""
         first, others = leaves[0], leaves[1:]
-        made: Tree = first
-        if not others:
-            return made
-        below, size = self._below(first, others), 1
-        for number in sorted(set(below)):
-            if number == above:
-                raise NoOrder(f"it adds more than two terms at once ({above} summands meet in one addition)")
+        below, size = self._below(first, others) if others else [], 1
+        made: _Node = first
+        for number in sorted({number for number in below if number < above}):
             meeting = [j for j, at in zip(others, below, strict=True) if at == number]
             size += len(meeting)
             if number != size:
                 raise NoOrder(f"its outputs are those of no tree: {number} summands meet where {size} should")
-            made = made, self.tree(meeting, number)
-        return made
+            made = (made, *self._children(meeting, number))
+        rest = [j for j, at in zip(others, below, strict=True) if at >= above]
+        return [made, *self._children(rest, above)] if rest else [made]
 
     def _below(self, i: int, others: list[int]) -> list[int]:
         """Return how many leaves meet where i meets each of the others."""
@@ -232,23 +272,33 @@ def recognised(trees: Mapping[int, Tree], known: Iterable[Rule]) -> Iterator[Rul
 Fused = Literal["", "second", "first"]
 
 
-def sum_in(tree: Tree, summand: Callable[[int], Doubles], fused: Fused) -> Floats:
+def sum_in(
+    tree: Tree, summand: Callable[[int], Doubles], fused: Fused, step: Callable[[int, Floats], Floats] | None = None
+) -> Floats:
     """Add summands, float64[M, N] each, in float32 in the order of a tree.
 
     Args:
         summand: returns the exact value of a leaf, of at most 53 bits.
+        step: adds a leaf to a sum; None: by `fused`.
     """
+
+    def add(leaf: int, acc: Floats) -> Floats:
+        return add_rounded(summand(leaf), acc) if step is None else step(leaf, acc)
+
+    def alone(leaf: int) -> Floats:
+        value = summand(leaf)
+        return value.astype(np.float32) if step is None else step(leaf, np.zeros(value.shape, np.float32))
 
     def join(a: Floats | int, b: Floats | int) -> Floats | int:
         if fused and isinstance(a, int) and (not isinstance(b, int) or fused == "first"):
             a, b = b, a
-        first = summand(a).astype(np.float32) if isinstance(a, int) else a
+        first = alone(a) if isinstance(a, int) else a
         if not isinstance(b, int):
             return first + b
-        return add_rounded(summand(b), first) if fused else first + summand(b).astype(np.float32)
+        return add(b, first) if fused else first + alone(b)
 
     last = fold(tree, lambda leaf: leaf, join)
-    return summand(last).astype(np.float32) if isinstance(last, int) else last
+    return alone(last) if isinstance(last, int) else last
 
 
 def drawn(tree: Tree) -> str:

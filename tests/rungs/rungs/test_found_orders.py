@@ -21,15 +21,19 @@ from gguf_verify.results.products import OrderRecord
 from gguf_verify.rungs.layers.order_probes import Probes
 from gguf_verify.rungs.layers.orders import probes_of
 from gguf_verify.rungs.layers.value_probes import ValueProbes
+from gguf_verify.semantics.declared import IN_TENSOR_CORES
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product as exact_product
+from gguf_verify.semantics.narrow import HALF
 from gguf_verify.semantics.replay import FoundOrder, differing
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.semantics.summation import NoOrder, Rule
+from gguf_verify.semantics.terms.values import VALUES
 from gguf_verify.semantics.values import Activations
 from gguf_verify.verification import verify
 from tests.support.exact_products import real_weights
+from tests.support.narrow_sums import in_tensor_cores
 from tests.support.tools import FIXTURES
 
 Q8_1, F = SEMANTICS["q8_1"], np.float32
@@ -247,8 +251,45 @@ def test_sums_of_values_in_double_have_no_order() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind, fmt in FORMATS.items() if hasattr(fmt, "block_bytes")])
 def test_each_type_has_a_block_of_one_size(kind: str) -> None:
-    probes = ValueProbes.of(AddsValues(kind, ascending), SEMANTICS["f32"], FORMATS[kind], np.zeros((1, 1), np.uint8), 1)  # type: ignore[arg-type]
+    kernel, rows = AddsValues(kind, ascending), np.zeros((1, 1), np.uint8)
+    probes = ValueProbes.of(kernel, SEMANTICS["f32"], FORMATS[kind], rows, 1, VALUES)  # type: ignore[arg-type]
     assert len({*np.abs(probes.values).tolist()}) == 1
+
+
+class AddsInTensorCores:
+    """A kernel that adds 16 products of halves at once, in two lanes: exactly, or as tensor cores with L and F.
+
+    A row may be off by an ulp.
+    """
+
+    order, adds_floats, domain, semantics = None, False, EVERYTHING, IN_TENSOR_CORES
+
+    def __init__(self, kind: str, cores: tuple[int, int] | None, off: int | None = None) -> None:
+        self.fmt, self._cores, self._off = FORMATS[kind], cores, off
+
+    def of(self, *_: object) -> AddsInTensorCores:
+        return self
+
+    def upload(self, _: object, w: np.ndarray) -> np.ndarray:
+        return w
+
+    def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        values = HALF.rounded(self.fmt.decode(w.reshape(len(w), -1, self.fmt.block_bytes)).reshape(len(w), -1))
+        a = HALF.rounded(x)
+        lanes = []
+        for lane in range(2):
+            at = [k for k in range(x.shape[1]) if k // 16 % 2 == lane]
+            if self._cores is not None:
+                lanes.append(in_tensor_cores(a[:, at], values[:, at], *self._cores).astype(F))
+                continue
+            lanes.append(np.zeros((len(x), len(w)), F))
+            for start in range(0, len(at), 16):
+                columns = at[start : start + 16]
+                lanes[lane] = (lanes[lane] + a[:, columns] @ values[:, columns].T).astype(F)
+        y = lanes[0] + lanes[1]
+        if self._off is not None and self._off < len(w):
+            y[:, self._off] = np.nextafter(y[:, self._off], F(np.inf))
+        return np.asarray(y)
 
 
 class AddsSubBlocks:
@@ -306,26 +347,6 @@ class AddsSubBlocks:
         return y
 
 
-def product_of(kernel: AddsParts | AddsSubBlocks, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    w = real_weights(kernel.fmt, 100, columns)
-    x = np.random.default_rng(5).normal(size=(3, columns)).astype(F)
-    return w, kernel.semantics.bytes_of(x), kernel.product(w, x)
-
-
-def of_sub_blocks(kernel: AddsParts | AddsSubBlocks) -> Probes:
-    return probes_of(kernel, kernel.semantics, kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)  # type: ignore[arg-type]
-
-
-def assert_that_an_ulp_is_seen(kernel: AddsParts | AddsSubBlocks, wrong: AddsParts | AddsSubBlocks) -> None:
-    """The bits of a correct kernel are those of the order, and an ulp of row 77 is seen, in a row as the others."""
-    made, of_wrong = (of_sub_blocks(of) for of in (kernel, wrong))
-    found = made.order(3, 100, 512)
-    assert not differing(found, kernel.semantics, kernel.fmt, *product_of(kernel, 512)).any()
-    seen = differing(found, kernel.semantics, kernel.fmt, *product_of(wrong, 512))
-    assert np.argwhere(seen)[:, 1].tolist() == [77] * 3
-    assert of_wrong.tree_in(3, 100, 512, found, 2, 77) == found.tree
-
-
 class AddsParts:
     """A kernel as llama.cpp's MMVQ of blocks with a stored s: each lane of a block takes a part of s, or one all of it.
 
@@ -370,6 +391,47 @@ class AddsParts:
         return y
 
 
+Kernel = AddsParts | AddsSubBlocks | AddsInTensorCores
+
+
+def product_of(kernel: Kernel, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    w = real_weights(kernel.fmt, 100, columns)
+    x = np.random.default_rng(5).normal(size=(3, columns)).astype(F)
+    return w, kernel.semantics.bytes_of(x), kernel.product(w, x)
+
+
+def of_sub_blocks(kernel: Kernel) -> Probes:
+    return probes_of(kernel, kernel.semantics, kernel.fmt, real_weights(kernel.fmt, 64, 512), 1)  # type: ignore[arg-type]
+
+
+def assert_that_an_ulp_is_seen(kernel: Kernel, wrong: Kernel) -> None:
+    """The bits of a correct kernel are those of the order, and an ulp of row 77 is seen, in a row as the others."""
+    made, of_wrong = (of_sub_blocks(of) for of in (kernel, wrong))
+    found = made.order(3, 100, 512)
+    assert not differing(found, kernel.semantics, kernel.fmt, *product_of(kernel, 512)).any()
+    seen = differing(found, kernel.semantics, kernel.fmt, *product_of(wrong, 512))
+    assert np.argwhere(seen)[:, 1].tolist() == [77] * 3
+    assert of_wrong.tree_in(3, 100, 512, found, 2, 77) == found.tree
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
+@pytest.mark.parametrize("cores", [None, (16, 25), (8, 24), (4, 23)])
+def test_orders_of_instructions_of_tensor_cores_are_found(kind: str, cores: tuple[int, int] | None) -> None:
+    kernel, wrong = (AddsInTensorCores(kind, cores, off) for off in (None, 77))
+    assert_that_an_ulp_is_seen(kernel, wrong)
+    found = of_sub_blocks(kernel).order(3, 100, 1280)  # long rows, which have a rule
+    assert not differing(found, kernel.semantics, kernel.fmt, *product_of(kernel, 1280)).any()
+    how = "exact, rounded once" if cores is None else f"cut off at F = {cores[1]} bits"
+    products = 16 if cores is None else cores[0]
+    assert f"the {products} products of an instruction, {how}" in found.arithmetic.words
+
+
+def test_an_order_of_fused_products_of_halves_is_found() -> None:
+    kernel, fmt = ShippedKernel(KERNELS["f16_mma"], CpuHost(1)), FORMATS["Q4_0"]
+    found = probes_of(kernel, IN_TENSOR_CORES, fmt, real_weights(fmt, 64, 512), 1).order(8, 64, 256)
+    assert found.words == "one lane, the same in every 32 summands, of a·float16(float32(w)), rounded"
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "shares"),
     [
@@ -399,7 +461,7 @@ def test_orders_within_superblocks_are_found(kind: str, name: str) -> None:
 def test_the_order_of_long_rows_repeats_that_of_short_ones() -> None:
     kernel = AddsSubBlocks("Q6_K", Q8_1, off=77)
     found = of_sub_blocks(kernel).order(3, 100, 2048)
-    assert str(found.rule) == "4 lanes, the same in every superblock"
+    assert str(found.rule) == "4 lanes, the same in every 16 summands"
     seen = differing(found, Q8_1, kernel.fmt, *product_of(kernel, 2048))
     assert np.argwhere(seen)[:, 1].tolist() == [77] * 3
 

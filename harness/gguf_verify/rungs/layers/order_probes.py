@@ -7,8 +7,9 @@ shorter rows are found, and a rule that has all of them is tried for random summ
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from ...kernels.interface import Kernel
 from ...semantics.definition import Semantics
 from ...semantics.repeated import Repeated
 from ...semantics.replay import Arithmetic, FoundOrder, differing
-from ...semantics.summation import NoOrder, Rule, Tree, drawn
+from ...semantics.summation import NoOrder, Rule, Tree, drawn, recognised, rules
 from ...semantics.sums import Floats
 from ...support.errors import KernelFault
 from ..generated_inputs import drawn as random_activations
@@ -30,6 +31,8 @@ Bytes = npt.NDArray[np.uint8]
 MOST = 64
 #: Rows of the products that prove the arithmetic.
 _ROWS = 64
+#: Rules that are tried for long rows.
+_MOST_RULES = 16
 #: Characters of the trees in a reason.
 _DRAWN = 400
 
@@ -66,8 +69,8 @@ class Probes(ABC):
         """
 
     @abstractmethod
-    def rules(self, trees: Mapping[int, Tree]) -> Iterable[Rule | Repeated]:
-        """Return the rules that have these trees, by number of summands: the simplest first."""
+    def widths(self) -> Iterable[int]:
+        """Return the numbers of consecutive summands that kernels add in one lane."""
 
     @abstractmethod
     def agrees(self, m: int, n: int, k: int, tree: Tree) -> bool:
@@ -76,6 +79,10 @@ class Probes(ABC):
     @abstractmethod
     def tree_in(self, m: int, n: int, k: int, of: FoundOrder, token: int, row: int) -> Tree:
         """Find the tree of a single output, for long rows from random summands. Raises NoOrder."""
+
+    def at(self, arithmetic: Arithmetic, k: int) -> Arithmetic:
+        """Return the arithmetic of rows of K columns, from that of shorter rows."""
+        return arithmetic
 
     def order(self, m: int, n: int, k: int) -> FoundOrder:
         """Find the order of products of this shape. Raises NoOrder."""
@@ -89,9 +96,17 @@ class Probes(ABC):
             trees[count], arithmetic = self._proven(m, few, length)
             for rule in self.rules(trees):
                 if self.agrees(m, few, k, tree := rule.tree(total)):
-                    return FoundOrder(tree, rule, arithmetic)
+                    return FoundOrder(tree, rule, self.at(arithmetic, k))
         found = "; ".join(drawn(tree) for tree in trees.values())
         raise NoOrder(f"no rule has the trees of shorter rows, {found[:_DRAWN]}, and of long ones")
+
+    def rules(self, trees: Mapping[int, Tree]) -> Iterator[Rule | Repeated]:
+        """Yield the rules that have these trees, by number of summands: the simplest first."""
+        yield from itertools.islice(recognised(trees, rules(sorted(self.widths()))), _MOST_RULES)
+        for count in sorted(trees):
+            rule = Repeated.of(trees[count], count // 2) if count % 2 == 0 else None
+            if rule is not None and all(rule.tree(n) == tree for n, tree in trees.items()):
+                yield rule
 
     def few(self, n: int, k: int) -> int:
         """Return a number of rows that is enough for probes, or N if the kernel does not take it."""

@@ -95,11 +95,15 @@ def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Byte
     inner = semantics.inside or semantics
     if kernel.adds_floats:
         raise NoOrder("it adds floats by atomic operations, or declares that its bits may differ")
-    if semantics.oracle is not None or not (semantics.plain and inner.plain):
+    if semantics.oracle is not None or not all(of.plain or _adds_in_tensor_cores(of) for of in (semantics, inner)):
         raise NoOrder("its definition rounds sums or outputs, fuses operations, or is an oracle")
-    if isinstance(inner.term, ValueTerm) and inner.term.weights == "float32":
-        return ValueProbes.of(kernel, semantics, fmt, rows, seed)
     term = inner.term
+    if isinstance(term, ValueTerm) and not term.in_parts:
+        return ValueProbes.of(kernel, semantics, fmt, rows, seed, term)
     if not isinstance(term, CodeTerm) or term.rounded(fmt) == "products":
-        raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or float32 values")
+        raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or values")
     return SumProbes.of(kernel, semantics, fmt, rows, seed, term)
+
+
+def _adds_in_tensor_cores(semantics: Semantics) -> bool:
+    return semantics.accumulation.name == "tensor" and semantics.output == "float32" and semantics.epilogue is None

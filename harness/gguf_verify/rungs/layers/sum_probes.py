@@ -18,7 +18,7 @@ other one separates form a cluster. Its order cannot be seen; the bits of random
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -29,9 +29,8 @@ from ...formats.block import QK, BlockFormat
 from ...kernels.interface import Kernel
 from ...semantics.definition import Semantics
 from ...semantics.integer_sums import SumArithmetic, Summand, arithmetics_of_sums, expand, is_half, minimum_of
-from ...semantics.repeated import Repeated
 from ...semantics.replay import FoundOrder
-from ...semantics.summation import Joining, NoOrder, Rule, Tree, recognised, rules
+from ...semantics.summation import Joining, NoOrder, Tree
 from ...semantics.sums import Floats
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.triples import Last, Search, last_in
@@ -43,8 +42,8 @@ Codes = npt.NDArray[np.int64]
 
 #: Superblocks of shorter rows, the values of one at least, and the most summands.
 _SUPERBLOCKS, _SHORT, _MOST_SHORT = (2, 4, 8, 16), 256, 1024
-#: Random triples that are tried for long rows, and rules.
-_TRIPLES, _MOST_RULES = 32, 8
+#: Random triples that are tried for long rows.
+_TRIPLES = 32
 #: The scale of a and b.
 _SCALE = 2.0**-20
 #: The exponent of a mask that swallows ones, and their number at most: less than half an ulp of 64·2^28.
@@ -140,16 +139,9 @@ class SumProbes(Probes):
             for arithmetic in arithmetics_of_sums(self.sums, self.term, self.fmt, whole):
                 yield whole, arithmetic
 
-    def rules(self, trees: Mapping[int, Tree]) -> Iterator[Rule | Repeated]:
+    def widths(self) -> Iterable[int]:
         count = len(self.sums)
-        widths = sorted({1, count, count * (self.fmt.block_size // QK)})
-        yield from itertools.islice(recognised(trees, rules(widths)), _MOST_RULES)
-        size = count * (-(-_SHORT // self.fmt.block_size) * self.fmt.block_size // QK)
-        for period in (1, 2, 4, 8):
-            of = trees.get(2 * period * size)
-            rule = None if of is None else Repeated.of(of, period, size)
-            if rule is not None and all(rule.tree(n) == tree for n, tree in trees.items()):
-                yield rule
+        return {1, count, count * (self.fmt.block_size // QK)}
 
     def agrees(self, m: int, n: int, k: int, tree: Tree) -> bool:
         rng, count = np.random.default_rng((self.seed, n, k)), len(self.sums)
