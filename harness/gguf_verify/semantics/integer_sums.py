@@ -211,6 +211,10 @@ class SumArithmetic(Arithmetic):
 
         return sum_in(outer, part, self.fused)
 
+    def others(self, tree: Tree, term: Term, fmt: BlockFormat) -> Iterator[Arithmetic]:
+        assert isinstance(term, CodeTerm)
+        return arithmetics_of_sums(self.summands, term, fmt, tree)
+
 
 def with_parts(tree: Tree, part_of: Callable[[int], int | None], how: Part) -> Tree:
     """Return a tree with a second leaf beside some leaves: added to them, or after them to the sum before."""

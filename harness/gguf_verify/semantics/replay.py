@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of arrays [terms, M, n].
 _ELEMENTS = 1 << 22
+#: Rows with other bits for which each other arithmetic is tried first.
+_FEW = 16
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Arithmetic(ABC):
     def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
         """Add the summands of weights uint8[n, row bytes] in the order of a tree, float32[M, n]."""
 
+    @abstractmethod
+    def others(self, tree: Tree, term: Term, fmt: BlockFormat) -> Iterator[Arithmetic]:
+        """Yield the known arithmetics of the same summands."""
+
 
 @dataclass(frozen=True)
 class ValueArithmetic(Arithmetic):
@@ -95,6 +101,10 @@ class ValueArithmetic(Arithmetic):
             return add_in_tensor_cores(x.wide[:, columns], values[:, columns], acc, self.fraction or 0, narrow.least)
 
         return sum_in(tree, summand, self.fused, step if self.fraction else None)
+
+    def others(self, tree: Tree, term: Term, fmt: BlockFormat) -> Iterator[Arithmetic]:
+        assert isinstance(term, ValueTerm)
+        return arithmetics_of_values(term, self.groups)
 
 
 def arithmetics_of_values(term: ValueTerm, groups: tuple[tuple[int, ...], ...]) -> Iterator[ValueArithmetic]:
@@ -151,6 +161,26 @@ def differing(
     with np.errstate(all="ignore"):
         bits = _bits(of.tree, of.arithmetic, inner, fmt, w, taken)
     return np.asarray((bits != y) & ~(np.isnan(bits) & np.isnan(y)))  # the sign of zero is not compared
+
+
+def compared(
+    of: FoundOrder, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, y: Floats
+) -> tuple[FoundOrder, npt.NDArray[np.bool_]]:
+    """Return an order and which outputs float32[M, N] have other bits than it gives.
+
+    Two arithmetics may agree in all random products that were tried. So if another one has all bits, it is the order's.
+    """
+    wrong = differing(of, semantics, fmt, w, x, y)
+    rows = np.flatnonzero(wrong.any(axis=0))[:_FEW]
+    if len(rows):
+        for arithmetic in of.arithmetic.others(of.tree, (semantics.inside or semantics).term, fmt):
+            other = replace(of, arithmetic=arithmetic)
+            if differing(other, semantics, fmt, w[rows], x, y[:, rows]).any():
+                continue
+            still = differing(other, semantics, fmt, w, x, y)
+            if not still.any():
+                return other, still
+    return of, wrong
 
 
 def _inside(semantics: Semantics, x: Bytes) -> tuple[Semantics, Bytes]:

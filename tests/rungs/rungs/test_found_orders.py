@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product as exact_product
 from gguf_verify.semantics.narrow import HALF
-from gguf_verify.semantics.replay import FoundOrder, differing
+from gguf_verify.semantics.replay import FoundOrder, ValueArithmetic, compared, differing
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.semantics.summation import NoOrder, Rule
 from gguf_verify.semantics.terms.values import VALUES
@@ -424,6 +425,19 @@ def test_orders_of_instructions_of_tensor_cores_are_found(kind: str, cores: tupl
     how = "exact, rounded once" if cores is None else f"cut off at F = {cores[1]} bits"
     products = 16 if cores is None else cores[0]
     assert f"the {products} products of an instruction, {how}" in found.arithmetic.words
+
+
+def test_an_arithmetic_that_only_the_product_shows_is_no_mismatch() -> None:
+    """Two arithmetics that agree in all random products: the one that has all bits of the product is the kernel's."""
+    kernel, wrong = (AddsInTensorCores("Q4_0", None, off) for off in (None, 77))
+    found = of_sub_blocks(kernel).order(3, 100, 512)
+    assert isinstance(found.arithmetic, ValueArithmetic)
+    first = replace(found, arithmetic=replace(found.arithmetic, fraction=25))
+    assert differing(first, kernel.semantics, kernel.fmt, *product_of(kernel, 512)).any()
+    order, seen = compared(first, kernel.semantics, kernel.fmt, *product_of(kernel, 512))
+    assert order == found
+    assert not seen.any()
+    assert compared(found, kernel.semantics, kernel.fmt, *product_of(wrong, 512))[1].sum() == 3
 
 
 def test_an_order_of_fused_products_of_halves_is_found() -> None:

@@ -24,7 +24,7 @@ from ...kernels.interface import Kernel
 from ...results.failures import Failure
 from ...results.products import OrderRecord
 from ...semantics.definition import Semantics
-from ...semantics.replay import differing
+from ...semantics.replay import compared
 from ...semantics.summation import NoOrder, drawn
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.terms.values import ValueTerm
@@ -53,7 +53,7 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
     try:
         probes = probes_of(kernel, judged.semantics, fmt, judged.matrix.rows, run.options.seed)
         found = run.resources.get(f"order of {shape}", lambda: probes.order(m, n, k))
-        wrong = differing(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
+        found, wrong = compared(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
         rows = np.flatnonzero(wrong.any(axis=0))
         if 2 * len(rows) > n:
             raise NoOrder(f"at this shape {len(rows):,} of {n:,} rows have other bits than {found.words}")
