@@ -1,4 +1,4 @@
-"""Trees of summation: found from outputs alone, recognised as a rule, and drawn.
+"""Trees of summation: found from outputs alone, recognised as a rule, and shown as text.
 
 The n summands of an output are the leaves of a tree, whose nodes are the additions. Let two leaves i < j be +M and -M,
 with M so large that M + n = M in float32, and the others 1. What is added to +M or -M before these two meet is lost, so
@@ -301,7 +301,7 @@ def sum_in(
     return alone(last) if isinstance(last, int) else last
 
 
-def drawn(tree: Tree) -> str:
+def as_text(tree: Tree) -> str:
     """Return the tree in a line: sums in parentheses, and a chain of ascending leaves as `0+1+…+7`."""
 
     def text(node: Tree) -> str:

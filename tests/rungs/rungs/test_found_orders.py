@@ -39,6 +39,8 @@ from tests.support.tools import FIXTURES
 
 Q8_1, F = SEMANTICS["q8_1"], np.float32
 Terms = Iterator[list[np.ndarray]]
+#: A row that is off by an ulp.
+OFF = 7
 
 
 class Adds:
@@ -313,12 +315,14 @@ class AddsSubBlocks:
         fmt, (n, m) = self.fmt, (len(w), len(x))
         blocks, nb = w.reshape(n, -1, fmt.block_bytes), x.shape[1] // 32
         of = Activations.of(self.semantics.encoding, self.semantics.bytes_of(x), 32, nb)
-        names = [field.name for field in fmt.fields if field.dtype == "<f2"]
+        rounded = self.semantics.term.rounded(fmt)  # scales and minima are halves: d and dmin are multiplied out
+        names = [field.name for field in fmt.fields if field.dtype == "<f2" and not rounded]
         halves = {name: fmt.view(blocks)[name].astype(F).repeat(fmt.block_size // 32, axis=1) for name in names}
         one = np.ones((n, nb), F)
         factors = []
         for values, whole in ((fmt.scales(blocks), "d"), (fmt.minima(blocks), "dmin")):
-            of_values = values.repeat(fmt.group, axis=-1).reshape(n, nb, 32)
+            scales = self.semantics.term.round_scales(fmt, values.astype(np.float64))
+            of_values = scales.repeat(fmt.group, axis=-1).reshape(n, nb, 32)
             with np.errstate(all="ignore"):
                 factors.append(np.nan_to_num(of_values / halves.get(whole, one)[..., None]))
         codes = self.semantics.term.codes(fmt, blocks).reshape(n, nb, 32)
@@ -338,7 +342,7 @@ class AddsSubBlocks:
                         sums[i] += of.d[b].astype(F) * whole.astype(F)
                 made = halves.get("d", one)[:, start] * sums[0]
                 if fmt.has_min:
-                    made = made + halves["dmin"][:, start] * sums[1]
+                    made = made + halves.get("dmin", one)[:, start] * sums[1]
                 lanes[start // step % 2 * len(self._spans) + part] += made
         while len(lanes) > 1:
             lanes = [a + b for a, b in zip(lanes[: len(lanes) // 2], lanes[len(lanes) // 2 :], strict=True)]
@@ -406,19 +410,22 @@ def of_sub_blocks(kernel: Kernel) -> Probes:
 
 
 def assert_that_an_ulp_is_seen(kernel: Kernel, wrong: Kernel) -> None:
-    """The bits of a correct kernel are those of the order, and an ulp of row 77 is seen, in a row as the others."""
-    made, of_wrong = (of_sub_blocks(of) for of in (kernel, wrong))
-    found = made.order(3, 100, 512)
+    """The bits of a correct kernel are those of the order, and an ulp of a row is seen, which has the order of others.
+
+    The order is found although the faulty row is among those of the probes.
+    """
+    of_wrong = of_sub_blocks(wrong)
+    found = of_wrong.order(3, 100, 512)
     assert not differing(found, kernel.semantics, kernel.fmt, *product_of(kernel, 512)).any()
     seen = differing(found, kernel.semantics, kernel.fmt, *product_of(wrong, 512))
-    assert np.argwhere(seen)[:, 1].tolist() == [77] * 3
-    assert of_wrong.tree_in(3, 100, 512, found, 2, 77) == found.tree
+    assert np.argwhere(seen)[:, 1].tolist() == [OFF] * 3
+    assert of_wrong.tree_in(3, 100, 512, found, 2, OFF) == found.tree
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
 @pytest.mark.parametrize("cores", [None, (16, 25), (8, 24), (4, 23)])
 def test_orders_of_instructions_of_tensor_cores_are_found(kind: str, cores: tuple[int, int] | None) -> None:
-    kernel, wrong = (AddsInTensorCores(kind, cores, off) for off in (None, 77))
+    kernel, wrong = (AddsInTensorCores(kind, cores, off) for off in (None, OFF))
     assert_that_an_ulp_is_seen(kernel, wrong)
     found = of_sub_blocks(kernel).order(3, 100, 1280)  # long rows, which have a rule
     assert not differing(found, kernel.semantics, kernel.fmt, *product_of(kernel, 1280)).any()
@@ -429,7 +436,7 @@ def test_orders_of_instructions_of_tensor_cores_are_found(kind: str, cores: tupl
 
 def test_an_arithmetic_that_only_the_product_shows_is_no_mismatch() -> None:
     """Two arithmetics that agree in all random products: the one that has all bits of the product is the kernel's."""
-    kernel, wrong = (AddsInTensorCores("Q4_0", None, off) for off in (None, 77))
+    kernel, wrong = (AddsInTensorCores("Q4_0", None, off) for off in (None, OFF))
     found = of_sub_blocks(kernel).order(3, 100, 512)
     assert isinstance(found.arithmetic, ValueArithmetic)
     first = replace(found, arithmetic=replace(found.arithmetic, fraction=25))
@@ -455,7 +462,7 @@ def test_an_order_of_fused_products_of_halves_is_found() -> None:
     ],
 )
 def test_orders_of_lanes_that_take_parts_of_s_are_found(kind: str, name: str, shares: tuple[float, ...]) -> None:
-    assert_that_an_ulp_is_seen(*(AddsParts(kind, SEMANTICS[name], shares, off) for off in (None, 77)))
+    assert_that_an_ulp_is_seen(*(AddsParts(kind, SEMANTICS[name], shares, off) for off in (None, OFF)))
 
 
 SUPERBLOCKS = [
@@ -466,10 +473,16 @@ SUPERBLOCKS = [
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*itertools.product(["q8_1", "mmq_d4"], SUPERBLOCKS), ("mmq_older", "Q4_K"), ("mmq_older", "Q5_K")],
+    [
+        *itertools.product(["q8_1", "mmq_d4"], SUPERBLOCKS),
+        ("mmq_older", "Q4_K"),
+        ("mmq_older", "Q5_K"),
+        ("mmq", "Q4_K"),
+        ("mmq", "Q5_K"),
+    ],
 )
 def test_orders_within_superblocks_are_found(kind: str, name: str) -> None:
-    assert_that_an_ulp_is_seen(*(AddsSubBlocks(kind, SEMANTICS[name], off) for off in (None, 77)))
+    assert_that_an_ulp_is_seen(*(AddsSubBlocks(kind, SEMANTICS[name], off) for off in (None, OFF)))
 
 
 def test_the_order_of_long_rows_repeats_that_of_short_ones() -> None:
@@ -496,6 +509,12 @@ def test_sums_of_superblocks_in_double_have_no_order() -> None:
 
     with pytest.raises(NoOrder, match="no known arithmetic of a term gives the bits"):
         of_sub_blocks(InDouble("Q4_K", Q8_1)).order(3, 40, 512)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Q2_K", "mmq_d2s6"), ("Q4_K", "q8_k_cpu")])
+def test_scales_of_more_than_32_activations_are_refused(kind: str, name: str) -> None:
+    with pytest.raises(NoOrder, match="of its activations share a scale"):
+        of_sub_blocks(AddsSubBlocks(kind, SEMANTICS[name]))
 
 
 KERNEL = """
