@@ -290,32 +290,57 @@ class SumProbes(Probes):
         return tuple(sums)
 
     def _together(self, m: int, n: int, k: int, first: int, others: Sequence[int], of_minima: bool) -> list[int]:
-        """Return which values are in the integer sum of the first one."""
-        rng, tokens = np.random.default_rng((self.seed, first)), list[Floats]()
-        tries = _TRIES if is_half(self.fmt, "d") else _TRIES_OF_ONE
-        for other in others:
-            for of_try in range(tries):
-                b = -(of_try % 2)  # of the first values of a row and of the last ones: a kernel may begin with either
-                codes = rng.integers(-60, 61, QK)
-                codes[next(v for v in range(QK) if v not in (first, other))] = 127
-                scale = float(rng.integers(1025, 2048)) * 2.0**-20  # few bits: s, a half, is the same in both
-                moved = codes.copy()
+        """Return which values are in the integer sum of the first one: two tries for each, then all at once."""
+        rng, of_all = np.random.default_rng((self.seed, first)), _TRIES if is_half(self.fmt, "d") else _TRIES_OF_ONE
+        tries = range(of_all)
+
+        def unchanged(values: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[bool]:
+            made = [(of, number) for of in values for number in numbers]
+            if not made:
+                return []
+            same = self._unchanged(m, n, k, made, of_minima, rng).reshape(len(values), len(numbers))
+            return [bool(of) for of in same.all(axis=1)]
+
+        def kept(some: Sequence[int], numbers: Sequence[int]) -> list[int]:
+            return list(itertools.compress(some, unchanged([(first, other) for other in some], numbers)))
+
+        same = kept(others, tries[:2])
+        return same if unchanged([(first, *same)], tries[2:])[0] else kept(same, tries[2:])
+
+    def _unchanged(
+        self, m: int, n: int, k: int, moves: Sequence[tuple[Sequence[int], int]], of_minima: bool,
+        rng: np.random.Generator,
+    ) -> npt.NDArray[np.bool_]:  # fmt: skip
+        """Return which outputs keep all bits if codes are moved among some of 32 values, bool[moves].
+
+        Args:
+            moves: these values, and the number of the try, which determines what else is in the row.
+        """
+        tokens = list[Floats]()
+        for values, number in moves:
+            b = -(number % 2)  # of the first values of a row and of the last ones: a kernel may begin with either
+            codes = rng.integers(-60, 61, QK)
+            largest = next((v for v in range(QK) if v not in values), int(rng.integers(QK)))
+            codes[largest] = 127
+            scale = float(rng.integers(1025, 2048)) * 2.0**-20  # few bits: s, a half, is the same in both
+            moved = codes.copy()
+            mixed = [int(v) for v in rng.permutation(values) if v != largest]
+            for more, less in zip(mixed[::2], mixed[1::2], strict=False):
                 by = int(rng.integers(20, 60))
-                moved[first] += by
-                moved[other] -= by
-                rest = rng.uniform(-1, 1, (k // QK, QK)) * 127 * scale * 2.0 ** (4 * (of_try // 2 % 4))
-                for of in (codes, moved):
-                    x = rest.copy()  # the sums of other values: beside them, more is rounded
-                    x[b] = of * scale if of_minima else of * self.signs[b] * scale
-                    tokens.append(x.astype(np.float32).reshape(k))
+                moved[more] += by
+                moved[less] -= by
+            rest = rng.uniform(-1, 1, (k // QK, QK)) * 127 * scale * 2.0 ** (4 * (number // 2 % 4))
+            for of in (codes, moved):
+                x = rest.copy()  # the sums of other values: beside them, more is rounded
+                x[b] = of * scale if of_minima else of * self.signs[b] * scale
+                tokens.append(x.astype(np.float32).reshape(k))
         blocks = np.tile(self.even, (n, k // self.fmt.block_size, 1))
         halves: npt.NDArray[np.float64] = rng.integers(1025, 2048, blocks.shape[:2]).astype(np.float64) * 2.0**-12
         for name, used in (("d", not of_minima), ("dmin", of_minima), ("m", of_minima)):
             if is_half(self.fmt, name):
-                set_halves(self.fmt, blocks, name, halves if used else np.zeros_like(halves))
-        y = self.outputs(m, blocks.reshape(n, -1), tokens).view(np.uint32).reshape(len(others), tries, 2, n)
-        same = (y[:, :, 0] == y[:, :, 1]).all(axis=(1, 2))
-        return [other for other, is_same in zip(others, same, strict=True) if is_same]
+                set_halves(self.fmt, blocks, name, halves if used else 0.0)
+        y = self.outputs(m, blocks.reshape(n, -1), tokens).view(np.uint32).reshape(len(moves), 2, n)
+        return np.asarray((y[:, 0] == y[:, 1]).all(axis=1))
 
 
 def _has_seconds(term: CodeTerm, fmt: BlockFormat) -> bool:
