@@ -12,8 +12,8 @@ each lane takes m·s/p, or one of them all of it (llama.cpp's ggml-cuda/vecdotq.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,11 +22,12 @@ from ..formats.block import QK, BlockFormat
 from ..support.arrays import widened
 from .replay import Arithmetic, Bytes
 from .rounding import to_float32
-from .summation import Fused, Joining, Tree, both, fold, joined, leaves_of, sum_in
+from .subtrees import Key, gather, sizes_within, with_parts
+from .summation import Fused, Tree, sum_in
 from .sums import Doubles, Floats
 from .term import Term
 from .terms.codes import CodeTerm
-from .values import Activations
+from .values import Activations, term_values
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ Part = Literal["together", "in turn", "inside"]
 #: D, F, A, Σ and the part of s, in units of D·F, of a summand → its value before the last rounding.
 _Formula = Callable[[Doubles, Doubles, Doubles, Doubles, Doubles], Doubles]
 
-#: The formulas of a summand to which D is multiplied; of one to which it is not; and of one with a part of s.
+#: The formulas of a summand to which D is multiplied; of one to which it is not; of one to which d_a is not multiplied;
+#: and of one with a part of s.
 _WITH_D: dict[str, _Formula] = {
     "(d·d_a)·(scale·Σ)": lambda d, f, a, i, s: to_float32(d * a) * (f * i),
     "((d·scale)·d_a)·Σ": lambda d, f, a, i, s: to_float32(d * f * a) * i,
@@ -59,6 +61,7 @@ _WITHOUT_D: dict[str, _Formula] = {
     "scale·(d_a·Σ)": lambda d, f, a, i, s: f * to_float32(a * i),
     "(scale·d_a)·Σ": lambda d, f, a, i, s: to_float32(f * a) * i,
 }
+_WITHOUT_D_A: dict[str, _Formula] = {"(d·scale)·Σ": lambda d, f, a, i, s: to_float32(d * f) * i}
 _WITH_S: dict[str, _Formula] = {
     "d·fma(d_a, Σ, {sign}{s})": lambda d, f, a, i, s: d * f * to_float32(a * i + s),
     "d·(d_a·Σ {sign} {s})": lambda d, f, a, i, s: d * f * to_float32(to_float32(a * i) + s),
@@ -87,9 +90,13 @@ class Operands:
     wholes: tuple[Doubles, Doubles]
     d_a: Doubles
     s: Doubles
+    no_room: tuple[bool, ...]
 
     @classmethod
-    def of(cls, summands: tuple[Summand, ...], term: CodeTerm, fmt: BlockFormat, w: Bytes, x: Activations) -> Operands:
+    def of(
+        cls, summands: tuple[Summand, ...], term: CodeTerm, fmt: BlockFormat, w: Bytes, x: Activations,
+        no_room: tuple[bool, ...],
+    ) -> Operands:  # fmt: skip
         """Decode weights uint8[n, row bytes]."""
         fmt = term.reads(fmt)
         blocks = w.reshape(len(w), -1, fmt.block_bytes)
@@ -106,7 +113,7 @@ class Operands:
         codes = x.q.reshape(-1, terms, *x.q.shape[1:]).transpose(0, 2, 1, 3).reshape(len(q), -1, QK).astype(np.float64)
         return cls(
             summands, fmt, term.reads_sum(fmt), q, codes, (factors[0], factors[1]), (wholes[0].T, wholes[1].T),
-            x.d[::terms], x.s[::terms],
+            x.d[::terms], x.s, no_room,
         )  # fmt: skip
 
     @property
@@ -122,7 +129,9 @@ class Operands:
         values = np.array(of.values)
         factor = self.factors[of.of_minima][b][values]
         if of.of_minima and self.reads_sum:
-            return d, factor[:1], self.s[b], np.ones_like(factor[:1])
+            term = term_of(i, self.summands, len(self.s) // len(self.q_w))
+            if not self.no_room[term % len(self.no_room)]:
+                return d, factor[:1], self.s[term], np.ones_like(factor[:1])
         codes = np.ones_like(factor) if of.of_minima else self.q_w[b][values]
         if (factor == factor[:1]).all():
             return d, factor[:1], self.d_a[b], self.q_a[b][:, values] @ codes
@@ -134,7 +143,14 @@ class Operands:
         of_d, of_m = self.factors[0][b][:1], self.factors[1][b][:1]
         with np.errstate(all="ignore"):
             ratio = np.where(of_d == 0, 0.0, of_m / of_d)
-        return self.s[b] * (of_m * self.wholes[1][i // self.per_superblock]), self.s[b] * ratio
+        s = self.s[b * (len(self.s) // len(self.q_w))]
+        return s * (of_m * self.wholes[1][i // self.per_superblock]), s * ratio
+
+
+def term_of(i: int, summands: tuple[Summand, ...], terms: int) -> int:
+    """Return the term of a row, of `terms` for 32 values, whose sum of activations a summand has."""
+    b, at = divmod(i, len(summands))
+    return b * terms + summands[at].values[0] * terms // QK
 
 
 def _wholes(fmt: BlockFormat, blocks: Bytes, rounded: bool) -> tuple[Doubles, Doubles]:
@@ -164,22 +180,27 @@ class SumArithmetic(Arithmetic):
     Args:
         summands: of 32 values.
         formulas: of a summand, and of one of minima.
-        most: the most summands of a superblock that are added before D is multiplied; 0: D is part of each summand.
+        most: the most summands of a superblock, or of 32 values, that are added before a scale is multiplied; 0: the
+            scales are part of each summand.
+        scale: this scale: D of a superblock, or d_a of 32 values.
         inner: how these are added: see `sum_in`.
         shares: of m·s that each of the summands takes; none if m·s is a summand of its own.
         part: how it is added.
+        no_room: which sums of activations are not stored: `Encoding.no_room`, of a row's first terms.
     """
 
     summands: tuple[Summand, ...] = ()
     formulas: tuple[_Formula, ...] = ()
     most: int = 0
+    scale: Literal["d", "d_a"] = "d"
     inner: Fused = ""
+    no_room: tuple[bool, ...] = (False,)
     shares: tuple[float, ...] = ()
     part: Part = "inside"
 
     def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
         assert isinstance(term, CodeTerm)
-        of = Operands.of(self.summands, term, fmt, w, x)
+        of = Operands.of(self.summands, term, fmt, w, x, self.no_room)
         size, count = (x.d.shape[1], len(w)), len(self.summands)
         total = count * len(of.q_w)
 
@@ -198,14 +219,15 @@ class SumArithmetic(Arithmetic):
         if not self.most:
             return sum_in(tree, summand, self.fused)
 
-        def key(i: int) -> tuple[int, bool]:
-            return i // of.per_superblock, self.summands[i % count].of_minima
-
-        outer, parts = gather(tree, key, self.most)
+        outer, parts = gather(tree, key_of(self.summands, of.fmt, of.reads_sum, self.no_room, self.scale), self.most)
 
         def part(i: int) -> Doubles:
-            (superblock, of_minima), inner = parts[i]
-            whole: Doubles = of.wholes[of_minima][superblock][None]
+            (at, apart), inner = parts[i]
+            if self.scale == "d_a" and apart:
+                assert isinstance(inner, int)
+                d, f, a, whole_sum = of.numbers(inner)
+                return np.broadcast_to(d * f * a * whole_sum, size)
+            whole: Doubles = of.d_a[at] if self.scale == "d_a" else of.wholes[apart][at][None]
             scaled: Doubles = whole * widened(sum_in(inner, summand, self.inner))
             return scaled
 
@@ -213,55 +235,43 @@ class SumArithmetic(Arithmetic):
 
     def others(self, tree: Tree, term: Term, fmt: BlockFormat) -> Iterator[Arithmetic]:
         assert isinstance(term, CodeTerm)
-        return arithmetics_of_sums(self.summands, term, fmt, tree)
+        return arithmetics_of_sums(self.summands, term, fmt, tree, self.no_room)
 
 
-def with_parts(tree: Tree, part_of: Callable[[int], int | None], how: Part) -> Tree:
-    """Return a tree with a second leaf beside some leaves: added to them, or after them to the sum before."""
+def key_of(
+    summands: tuple[Summand, ...], fmt: BlockFormat, reads_sum: bool, no_room: tuple[bool, ...],
+    scale: Literal["d", "d_a"],
+) -> Callable[[int], Key]:  # fmt: skip
+    """Return the key of a summand: those with one key may be added before a scale is multiplied.
 
-    def own(node: Tree) -> Tree:
-        second = part_of(node) if isinstance(node, int) else None
-        return node if second is None else (node, second)
+    For "d" it is the superblock, and whether it is of minima; for "d_a" the 32 values, or the summand itself and True
+    for a stored s, which has no factor d_a.
+    """
+    count = len(summands)
 
-    def join(a: Tree, b: Tree) -> Tree:
-        if how == "together":
-            return own(a), own(b)
-        leaf, before = (b, own(a)) if isinstance(b, int) else (a, b)
-        second = part_of(leaf) if isinstance(leaf, int) else None
-        return (before, leaf) if second is None else ((before, leaf), second)
+    def key(i: int) -> Key:
+        of = summands[i % count]
+        if scale == "d":
+            return i // (count * (fmt.block_size // QK)), of.of_minima
+        terms = QK // term_values(fmt)
+        stored = of.of_minima and reads_sum and not no_room[term_of(i, summands, terms) % len(no_room)]
+        return (i, True) if stored else (i // count, False)
 
-    made = fold(tree, lambda leaf: leaf, join)
-    return own(made)
-
-
-def gather(
-    tree: Tree, key: Callable[[int], tuple[int, bool]], most: int
-) -> tuple[Tree, list[tuple[tuple[int, bool], Tree]]]:
-    """Replace the largest subtrees whose leaves have one key, and are at most `most`, by leaves: their numbers."""
-    parts: list[tuple[tuple[int, bool], Tree]] = []
-    Node = tuple[Tree, tuple[int, bool] | None, int]
-
-    def closed(of: Node) -> Tree:
-        node, same, _ = of
-        if same is None:
-            return node
-        parts.append((same, node))
-        return len(parts) - 1
-
-    def join(a: Node, b: Node) -> Node:
-        if a[1] is not None and a[1] == b[1] and a[2] + b[2] <= most:
-            return (a[0], b[0]), a[1], a[2] + b[2]
-        return (closed(a), closed(b)), None, 0
-
-    made = fold(tree, lambda leaf: (leaf, key(leaf), 1), join)
-    return closed(made), parts
+    return key
 
 
 def arithmetics_of_sums(
-    summands: tuple[Summand, ...], term: CodeTerm, fmt: BlockFormat, tree: Tree
+    summands: tuple[Summand, ...], term: CodeTerm, fmt: BlockFormat, tree: Tree, no_room: tuple[bool, ...] = (False,)
 ) -> Iterator[SumArithmetic]:
     """Yield what kernels do with integer sums."""
     fmt = term.reads(fmt)
+    for of in _arithmetics(summands, term, fmt, tree, no_room):
+        yield replace(of, no_room=no_room)
+
+
+def _arithmetics(
+    summands: tuple[Summand, ...], term: CodeTerm, fmt: BlockFormat, tree: Tree, no_room: tuple[bool, ...]
+) -> Iterator[SumArithmetic]:
     count, minima = len(summands), sum(of.of_minima for of in summands)
     besides = f" and {minima} of minima" if minima else ""
     words = f"{count - minima} integer sum{'s' * (count - minima > 1)}{besides} for 32 values, each "
@@ -277,15 +287,18 @@ def arithmetics_of_sums(
     for name, formulas in pairs(_WITH_D):
         for fused in _FUSED:
             yield SumArithmetic(f"{words}{name}, {_FUSED[fused]}", fused, summands, formulas)
-    if fmt.block_size == QK or not is_half(fmt, "d") or term.rounded(fmt):
-        return
-    per_superblock = count * (fmt.block_size // QK)
-    sizes = sizes_within(tree, lambda i: (i // per_superblock, summands[i % count].of_minima))
-    for most, (name, formulas) in itertools.product(sizes, pairs(_WITHOUT_D)):
-        sums = f"d times sums of {'all' if most == max(sizes) else 'at most'} {most} of a superblock"
-        for inner, fused in itertools.product(tuple(_FUSED)[: 3 if most > 1 else 1], _FUSED):
-            described = f"{words}{name}, {_FUSED[inner]}; {sums}, {_FUSED[fused]}"
-            yield SumArithmetic(described, fused, summands, formulas, most, inner)
+    gathered: list[tuple[Literal["d", "d_a"], str, dict[str, _Formula]]] = []
+    if fmt.block_size > QK and is_half(fmt, "d") and not term.rounded(fmt):
+        gathered.append(("d", "of a superblock", _WITHOUT_D))
+    if count > 1:
+        gathered.append(("d_a", "for 32 values", _WITHOUT_D_A))
+    for scale, where, known in gathered:
+        sizes = sizes_within(tree, key_of(summands, fmt, term.reads_sum(fmt), no_room, scale))
+        for most, (name, formulas) in itertools.product(sizes, pairs(known)):
+            sums = f"{scale} times sums of {'all' if most == max(sizes) else 'at most'} {most} {where}"
+            for inner, fused in itertools.product(tuple(_FUSED)[: 3 if most > 1 else 1], _FUSED):
+                described = f"{words}{name}, {_FUSED[inner]}; {sums}, {_FUSED[fused]}"
+                yield SumArithmetic(described, fused, summands, formulas, most, scale, inner)
 
 
 def _with_shares(summands: tuple[Summand, ...], fmt: BlockFormat, words: str) -> Iterator[SumArithmetic]:
@@ -305,33 +318,3 @@ def _with_shares(summands: tuple[Summand, ...], fmt: BlockFormat, words: str) ->
         for part, (name, formula), fused in itertools.product(beside, _WITH_D.items(), _FUSED):
             described = f"{words}{name} {sign} {'' if own else 'd·'}{s}{among}, {part}, {_FUSED[fused]}"
             yield SumArithmetic(described, fused, summands, (formula,), shares=shares, part=part)
-
-
-def sizes_within(tree: Tree, key: Callable[[int], tuple[int, bool]]) -> list[int]:
-    """Return the sizes of the subtrees whose leaves have one key, the largest first."""
-    found = {1}
-    Node = tuple[tuple[int, bool] | None, int]
-
-    def join(a: Node, b: Node) -> Node:
-        if a[0] is None or a[0] != b[0]:
-            return None, 0
-        found.add(a[1] + b[1])
-        return a[0], a[1] + b[1]
-
-    fold(tree, lambda leaf: (key(leaf), 1), join)
-    return sorted(found, reverse=True)
-
-
-def expand(tree: Tree, clusters: Mapping[int, Sequence[int]], how: Joining, count: int) -> Tree:
-    """Replace leaves by sums of several, of which the order cannot be seen.
-
-    They are joined in the order that others of the `count` summands of 32 values have, or in pairs.
-    """
-    alone = [leaf for leaf in leaves_of(tree) if len(clusters[leaf]) == 1]
-    last = [leaf % count for leaf in alone if leaf // count == max(of // count for of in alone)] if alone else []
-
-    def key(leaf: Tree) -> tuple[int, int]:
-        assert isinstance(leaf, int)
-        return last.index(leaf % count) if leaf % count in last else count, leaf
-
-    return fold(tree, lambda leaf: joined(list[Tree](sorted(clusters[leaf], key=key)), how), both)

@@ -138,7 +138,8 @@ def add_in_tensor_cores(a: Doubles, w: Doubles, acc: Floats, fraction: int, leas
     for k in range(a.shape[1]):
         total += np.trunc(a[:, k, None] * w[:, k] / unit)
     mantissa, size = np.frexp(total * unit)
-    return np.ldexp(np.trunc(np.ldexp(mantissa, 24)), size - 24).astype(np.float32)
+    cut: Floats = np.ldexp(np.trunc(np.ldexp(mantissa, 24)), size - 24).astype(np.float32)
+    return cut
 
 
 def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Floats:

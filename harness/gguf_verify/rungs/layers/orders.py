@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...formats.block import QK, BlockFormat
+from ...formats.block import BlockFormat
 from ...gguf.matrices import matrix_of, where
 from ...kernels.interface import Kernel
 from ...results.failures import Failure
@@ -104,8 +104,6 @@ def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Byte
         return ValueProbes.of(kernel, semantics, fmt, rows, seed, term)
     if not isinstance(term, CodeTerm) or term.rounded(fmt) == "products":
         raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or values")
-    if inner.encoding.values_per_scale > QK:
-        raise NoOrder(f"{inner.encoding.values_per_scale} of its activations share a scale: probes need one for 32")
     return SumProbes.of(kernel, semantics, fmt, rows, seed, term)
 
 

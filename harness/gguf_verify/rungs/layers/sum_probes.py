@@ -28,12 +28,14 @@ import numpy.typing as npt
 from ...formats.block import QK, BlockFormat
 from ...kernels.interface import Kernel
 from ...semantics.definition import Semantics
-from ...semantics.integer_sums import SumArithmetic, Summand, arithmetics_of_sums, expand, is_half, minimum_of
+from ...semantics.integer_sums import SumArithmetic, Summand, arithmetics_of_sums, is_half, minimum_of
 from ...semantics.replay import FoundOrder
+from ...semantics.subtrees import expand
 from ...semantics.summation import Joining, NoOrder, Tree
 from ...semantics.sums import Floats
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.triples import Last, Search, last_in
+from ...semantics.values import term_values
 from ..field_classes import numbers_of
 from .order_probes import Bytes, Probes, of_most_rows, set_halves
 from .value_probes import blocks_of_one_size, uniform_blocks
@@ -131,12 +133,13 @@ class SumProbes(Probes):
         return len(self.sums) * (k // QK)
 
     def proposed(self, m: int, n: int, k: int) -> Iterable[tuple[Tree, SumArithmetic]]:
-        count = len(self.sums)
-        tree, clusters = Search(count * (k // QK), count, lambda of: self.last_of(m, n, k, [of])[0]).found()
+        count, inner = self._per_scale, self.semantics.inside or self.semantics
+        tree, clusters = Search(self.summands(m, n, k), count, lambda of: self.last_of(m, n, k, [of])[0]).found()
+        no_room = tuple(inner.encoding.no_room(self._read.block_size // term_values(self._read)).tolist())
         joinings: tuple[Joining, ...] = ("ascending", "neighbours", "halves")
         some = joinings if any(len(of) > 2 for of in clusters.values()) else joinings[:1]
         for whole in (expand(tree, clusters, how, count) for how in some):
-            for arithmetic in arithmetics_of_sums(self.sums, self.term, self.fmt, whole):
+            for arithmetic in arithmetics_of_sums(self.sums, self.term, self.fmt, whole, no_room):
                 yield whole, arithmetic
 
     def widths(self) -> Iterable[int]:
@@ -144,8 +147,7 @@ class SumProbes(Probes):
         return {1, count, count * (self.fmt.block_size // QK)}
 
     def agrees(self, m: int, n: int, k: int, tree: Tree) -> bool:
-        rng, count = np.random.default_rng((self.seed, n, k)), len(self.sums)
-        total = count * (k // QK)
+        rng, count, total = np.random.default_rng((self.seed, n, k)), self._per_scale, self.summands(m, n, k)
         triples = list[tuple[int, int, int]]()
         for a, b, c in (rng.choice(total, 3, False).tolist() for _ in range(8 * _TRIPLES) if total > 2):
             if c // count not in (a // count, b // count):
@@ -157,24 +159,24 @@ class SumProbes(Probes):
         """Here masks swallow ones, of which a fault of a few ulps changes no number."""
         assert isinstance(of.arithmetic, SumArithmetic)
         probes = replace(self, sums=of.arithmetic.summands)
-        rng, count = np.random.default_rng((self.seed, token, row)), len(probes.sums)
-        tokens, left, total = list[Floats](), list[int](), count * (k // QK)
+        rng, count = np.random.default_rng((self.seed, token, row)), probes._per_scale
+        tokens, expected, total = list[Floats](), list[int](), probes.summands(m, n, k)
         for _ in range(_TRIPLES // 4):
-            pair = tuple(int(i) * count + int(rng.integers(count)) for i in rng.choice(k // QK, 2, False))
+            pair = tuple(int(i) * count + int(rng.integers(count)) for i in rng.choice(total // count, 2, False))
             others = [i for i in range(total) if i // count not in (pair[0] // count, pair[1] // count)]
             others = rng.permutation(others)[:_ONES].tolist()
             sizes = {**dict.fromkeys(others, 1), pair[0]: 64, pair[1]: -64}
             tokens.append(probes._token(k, sizes, dict.fromkeys(pair, _SWALLOWS)))
-            left.append(sum(last_in(of.tree, (*pair, other)) == "c" for other in others))
+            expected.append(sum(last_in(of.tree, (*pair, other)) == "c" for other in others))
         y = self.outputs(m, probes._flat(n, k), tokens, (token, row))[:, 0].astype(np.float64)
-        if not (np.abs(y / (_SCALE * probes._unit) - left) < 0.01).all():
+        if not (np.abs(y / (_SCALE * probes._unit) - expected) < 0.01).all():
             raise NoOrder("this output is added in another order than others")
         return of.tree
 
     # -- products ------------------------------------------------------------------------------------------------------
 
     def last_of(self, m: int, n: int, k: int, triples: Sequence[tuple[int, int, int]]) -> list[Last]:
-        """Return which of three summands (a, b, c) is added last; c is in other 32 values. Raises NoOrder."""
+        """Return which of three summands (a, b, c) is added last; c has another scale d_a. Raises NoOrder."""
         of, tokens = sizes_for(self._unit), list[Floats]()
         for a, b, c in triples:
             for first, second in ((a, b), (b, a)):
@@ -217,6 +219,11 @@ class SumProbes(Probes):
         return blocks[fits.argmax()], codes[fits.argmax()]
 
     @property
+    def _per_scale(self) -> int:
+        """Summands of values whose activations share a scale."""
+        return len(self.sums) * ((self.semantics.inside or self.semantics).encoding.values_per_scale // QK)
+
+    @property
     def _read(self) -> BlockFormat:
         return self.term.reads(self.fmt)
 
@@ -236,7 +243,8 @@ class SumProbes(Probes):
         count, x, scales = len(self.sums), np.zeros((k // QK, QK)), np.full((k // QK, 1), _SCALE)
         for block, of_block in itertools.groupby(sorted(sizes), lambda i: i // count):
             wanted = {self.sums[i % count]: sizes[i] for i in of_block}
-            scales[block] *= 2.0 ** max(exponents.get(block * count + i, 0) for i in range(count))
+            first_of = block * count // self._per_scale * self._per_scale
+            scales[block] *= 2.0 ** max(exponents.get(first_of + i, 0) for i in range(self._per_scale))
             code = x[block]
             if not self._cells:
                 signs = self.signs[block % len(self.signs)]
@@ -277,48 +285,44 @@ class SumProbes(Probes):
             yield made + self._integer_sums(m, n, k, True)
             return
         if self.term.reads_sum(self.fmt) and minimum_of(self.fmt) is not None:
-            yield (*made, Summand(True, tuple(range(QK))))
+            values = term_values(self._read)
+            yield (*made, *(Summand(True, tuple(range(at, at + values))) for at in range(0, QK, values)))
         yield made
 
     def _integer_sums(self, m: int, n: int, k: int, of_minima: bool) -> tuple[Summand, ...]:
         sums, left = list[Summand](), list(range(QK))
         while left:
             first, *others = left
+            if self.term.rounded(self._read):  # the scales of groups are halves, not integers
+                others = [v for v in others if v // self._read.group == first // self._read.group]
             same = self._together(m, n, k, first, others, of_minima)
             sums.append(Summand(of_minima, (first, *same)))
-            left = [v for v in others if v not in same]
+            left = [v for v in left[1:] if v not in same]
         return tuple(sums)
 
     def _together(self, m: int, n: int, k: int, first: int, others: Sequence[int], of_minima: bool) -> list[int]:
         """Return which values are in the integer sum of the first one: two tries for each, then all at once."""
-        rng, of_all = np.random.default_rng((self.seed, first)), _TRIES if is_half(self.fmt, "d") else _TRIES_OF_ONE
-        tries = range(of_all)
-
-        def unchanged(values: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[bool]:
-            made = [(of, number) for of in values for number in numbers]
-            if not made:
-                return []
-            same = self._unchanged(m, n, k, made, of_minima, rng).reshape(len(values), len(numbers))
-            return [bool(of) for of in same.all(axis=1)]
+        tries = range(_TRIES if is_half(self.fmt, "d") else _TRIES_OF_ONE)
 
         def kept(some: Sequence[int], numbers: Sequence[int]) -> list[int]:
-            return list(itertools.compress(some, unchanged([(first, other) for other in some], numbers)))
+            return [other for other in some if self._unchanged((m, n, k), (first, other), numbers, of_minima)]
 
         same = kept(others, tries[:2])
-        return same if unchanged([(first, *same)], tries[2:])[0] else kept(same, tries[2:])
+        whole = self._unchanged((m, n, k), (first, *same), tries[2:], of_minima)
+        return same if whole else kept(same, tries[2:])
 
     def _unchanged(
-        self, m: int, n: int, k: int, moves: Sequence[tuple[Sequence[int], int]], of_minima: bool,
-        rng: np.random.Generator,
-    ) -> npt.NDArray[np.bool_]:  # fmt: skip
-        """Return which outputs keep all bits if codes are moved among some of 32 values, bool[moves].
+        self, shape: tuple[int, int, int], values: Sequence[int], numbers: Sequence[int], of_minima: bool
+    ) -> bool:
+        """Return whether outputs keep all bits if codes are moved among some of 32 values.
 
         Args:
-            moves: these values, and the number of the try, which determines what else is in the row.
+            numbers: of the tries, which determine what else is in the row.
         """
-        tokens = list[Floats]()
-        for values, number in moves:
-            b = -(number % 2)  # of the first values of a row and of the last ones: a kernel may begin with either
+        (m, n, k), rng = shape, np.random.default_rng((self.seed, *values))
+        tokens, span = list[Floats](), (self.semantics.inside or self.semantics).encoding.values_per_scale // QK
+        for number in numbers:
+            b = number % 2 * (k // QK - 1)  # the first values of a row, or the last: a kernel may begin with either
             codes = rng.integers(-60, 61, QK)
             largest = next((v for v in range(QK) if v not in values), int(rng.integers(QK)))
             codes[largest] = 127
@@ -332,15 +336,16 @@ class SumProbes(Probes):
             rest = rng.uniform(-1, 1, (k // QK, QK)) * 127 * scale * 2.0 ** (4 * (number // 2 % 4))
             for of in (codes, moved):
                 x = rest.copy()  # the sums of other values: beside them, more is rounded
-                x[b] = of * scale if of_minima else of * self.signs[b] * scale
+                x[b // span * span : b // span * span + span] = 0
+                x[b] = of * scale if of_minima else of * self.signs[b % len(self.signs)] * scale
                 tokens.append(x.astype(np.float32).reshape(k))
         blocks = np.tile(self.even, (n, k // self.fmt.block_size, 1))
         halves: npt.NDArray[np.float64] = rng.integers(1025, 2048, blocks.shape[:2]).astype(np.float64) * 2.0**-12
         for name, used in (("d", not of_minima), ("dmin", of_minima), ("m", of_minima)):
             if is_half(self.fmt, name):
                 set_halves(self.fmt, blocks, name, halves if used else 0.0)
-        y = self.outputs(m, blocks.reshape(n, -1), tokens).view(np.uint32).reshape(len(moves), 2, n)
-        return np.asarray((y[:, 0] == y[:, 1]).all(axis=1))
+        y = self.outputs(m, blocks.reshape(n, -1), tokens).view(np.uint32).reshape(-1, 2, n)
+        return bool((y[:, 0] == y[:, 1]).all())
 
 
 def _has_seconds(term: CodeTerm, fmt: BlockFormat) -> bool:
