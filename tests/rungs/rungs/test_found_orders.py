@@ -447,6 +447,16 @@ def test_an_arithmetic_that_only_the_product_shows_is_no_mismatch() -> None:
     assert compared(found, kernel.semantics, kernel.fmt, *product_of(wrong, 512))[1].sum() == 3
 
 
+def test_rows_that_another_loop_adds_are_no_mismatch() -> None:
+    """The last rows have the same tree, and the bits of another known arithmetic."""
+    kernel, others = AddsInTensorCores("Q4_0", None), AddsInTensorCores("Q4_0", (16, 25))
+    found = of_sub_blocks(kernel).order(3, 100, 512)
+    w, x, y = product_of(kernel, 512)
+    y[:, 90:] = product_of(others, 512)[2][:, 90:]
+    with pytest.raises(NoOrder, match="10 rows have the bits of another arithmetic"):
+        compared(found, kernel.semantics, kernel.fmt, w, x, y)
+
+
 def test_an_order_of_fused_products_of_halves_is_found() -> None:
     kernel, fmt = ShippedKernel(KERNELS["f16_mma"], CpuHost(1)), FORMATS["Q4_0"]
     found = probes_of(kernel, IN_TENSOR_CORES, fmt, real_weights(fmt, 64, 512), 1).order(8, 64, 256)
