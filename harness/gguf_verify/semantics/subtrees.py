@@ -91,7 +91,6 @@ def expand(tree: Tree, clusters: Mapping[int, Sequence[int]], how: Joining, coun
                 groups.append([member])
             else:
                 group.append(member)
-        several = any(len(group) > 1 for group in groups)
-        return joined([joined(group, how) for group in groups], "ascending" if several else how)
+        return joined([joined(group, how) for group in groups], how)
 
     return fold(tree, sum_of, both)
