@@ -20,6 +20,7 @@ import numpy as np
 
 from ..formats.block import QK, BlockFormat
 from ..support.arrays import widened
+from .narrow import HALF
 from .replay import Arithmetic, Bytes
 from .rounding import to_float32
 from .subtrees import Key, gather, sizes_within, with_parts
@@ -49,7 +50,7 @@ Part = Literal["together", "in turn", "inside"]
 _Formula = Callable[[Doubles, Doubles, Doubles, Doubles, Doubles], Doubles]
 
 #: The formulas of a summand to which D is multiplied; of one to which it is not; of one to which d_a is not multiplied;
-#: and of one with a part of s.
+#: of a definition that rounds products of scales to half; and of one with a part of s.
 _WITH_D: dict[str, _Formula] = {
     "(d·d_a)·(scale·Σ)": lambda d, f, a, i, s: to_float32(d * a) * (f * i),
     "((d·scale)·d_a)·Σ": lambda d, f, a, i, s: to_float32(d * f * a) * i,
@@ -62,6 +63,7 @@ _WITHOUT_D: dict[str, _Formula] = {
     "(scale·d_a)·Σ": lambda d, f, a, i, s: to_float32(f * a) * i,
 }
 _WITHOUT_D_A: dict[str, _Formula] = {"(d·scale)·Σ": lambda d, f, a, i, s: to_float32(d * f) * i}
+_HALVES: dict[str, _Formula] = {"half(d·d_a)·Σ": lambda d, f, a, i, s: HALF.rounded(d * f * a) * i}
 _WITH_S: dict[str, _Formula] = {
     "d·fma(d_a, Σ, {sign}{s})": lambda d, f, a, i, s: d * f * to_float32(a * i + s),
     "d·(d_a·Σ {sign} {s})": lambda d, f, a, i, s: d * f * to_float32(to_float32(a * i) + s),
@@ -77,8 +79,8 @@ class Operands:
 
     Args:
         numbers: of a summand of 32 values, by its place: D [1, n], F [1, n], A [M, 1] and Σ [M, n].
-        wholes, factors: D float64[superblocks, n] and F float64[K/32, 32, n], of scales and of minima. Scales that a
-            definition rounds to half are D, and F is 1.
+        wholes, factors: D float64[superblocks, n] and F float64[K/32, 32, n], of scales and of minima. If a definition
+            rounds scales to half, D is 1 and F is the rounded scale.
     """
 
     summands: tuple[Summand, ...]
@@ -101,7 +103,7 @@ class Operands:
         fmt = term.reads(fmt)
         blocks = w.reshape(len(w), -1, fmt.block_bytes)
         q = term.codes(fmt, blocks).reshape(len(w), -1, QK).transpose(1, 2, 0).astype(np.float64)
-        wholes = _wholes(fmt, blocks, bool(term.rounded(fmt)))
+        wholes = _wholes(fmt, blocks, term.rounded(fmt) == "scales")
         factors = []
         for of_groups, whole in zip((fmt.scales(blocks), fmt.minima(blocks)), wholes, strict=True):
             scales = term.round_scales(fmt, of_groups.astype(np.float64))
@@ -206,7 +208,9 @@ class SumArithmetic(Arithmetic):
 
         def summand(i: int) -> Doubles:
             if i >= total:  # a part of m·s that is added by itself
-                return np.broadcast_to(self.shares[i % count] * of.of_sum(i - total)[0], size)
+                return np.broadcast_to(
+                    self.shares[i % count] * term.round_products(of.fmt, of.of_sum(i - total)[0]), size
+                )
             inside: Doubles = np.zeros((1, 1))
             if self.shares and self.part == "inside":
                 inside = self.shares[i % count] * of.of_sum(i)[1]
@@ -275,8 +279,9 @@ def _arithmetics(
     count, minima = len(summands), sum(of.of_minima for of in summands)
     besides = f" and {minima} of minima" if minima else ""
     words = f"{count - minima} integer sum{'s' * (count - minima > 1)}{besides} for 32 values, each "
+    with_d = _HALVES if term.rounded(fmt) == "products" else _WITH_D
     if term.reads_sum(fmt) and not minima:
-        yield from _with_shares(summands, fmt, words)
+        yield from _with_shares(summands, fmt, words, with_d)
         return
 
     def pairs(known: dict[str, _Formula]) -> Iterator[tuple[str, tuple[_Formula, ...]]]:
@@ -284,13 +289,13 @@ def _arithmetics(
             if first == second or (minima and not term.reads_sum(fmt)):
                 yield first if first == second else f"{first}, of minima {second}", (known[first], known[second])
 
-    for name, formulas in pairs(_WITH_D):
+    for name, formulas in pairs(with_d):
         for fused in _FUSED:
             yield SumArithmetic(f"{words}{name}, {_FUSED[fused]}", fused, summands, formulas)
     gathered: list[tuple[Literal["d", "d_a"], str, dict[str, _Formula]]] = []
     if fmt.block_size > QK and is_half(fmt, "d") and not term.rounded(fmt):
         gathered.append(("d", "of a superblock", _WITHOUT_D))
-    if count > 1:
+    if count > 1 and with_d is _WITH_D:
         gathered.append(("d_a", "for 32 values", _WITHOUT_D_A))
     for scale, where, known in gathered:
         sizes = sizes_within(tree, key_of(summands, fmt, term.reads_sum(fmt), no_room, scale))
@@ -301,7 +306,9 @@ def _arithmetics(
                 yield SumArithmetic(described, fused, summands, formulas, most, scale, inner)
 
 
-def _with_shares(summands: tuple[Summand, ...], fmt: BlockFormat, words: str) -> Iterator[SumArithmetic]:
+def _with_shares(
+    summands: tuple[Summand, ...], fmt: BlockFormat, words: str, with_d: dict[str, _Formula]
+) -> Iterator[SumArithmetic]:
     """Yield the arithmetics of lanes that take parts of m·s: equal ones, or one lane all of it."""
     count, own = len(summands), minimum_of(fmt) is not None
     alone: list[tuple[float, ...]] = [tuple(row) for row in np.eye(count).tolist()] if count > 1 else []
@@ -315,6 +322,6 @@ def _with_shares(summands: tuple[Summand, ...], fmt: BlockFormat, words: str) ->
             described = f"{words}{name.format(sign=sign, s=s)}{among}, {_FUSED[fused]}"
             yield SumArithmetic(described, fused, summands, (formula,), shares=shares)
         beside: tuple[Part, ...] = ("together", "in turn")
-        for part, (name, formula), fused in itertools.product(beside, _WITH_D.items(), _FUSED):
+        for part, (name, formula), fused in itertools.product(beside, with_d.items(), _FUSED):
             described = f"{words}{name} {sign} {'' if own else 'd·'}{s}{among}, {part}, {_FUSED[fused]}"
             yield SumArithmetic(described, fused, summands, (formula,), shares=shares, part=part)

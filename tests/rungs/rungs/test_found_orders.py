@@ -382,7 +382,11 @@ class AddsParts:
             for part, (at, share) in enumerate(zip(spans, self._shares, strict=True)):
                 total = (of.q[b][:, at] @ codes[:, b, at].T).astype(F)
                 if any(field.name == "m" for field in fmt.fields):
-                    made = total * (d[:, b] * d_a) + (least[:, b] * s) * F(share)
+                    scale, second = (  # halves, for a kernel with `__hmul2`
+                        self.semantics.term.round_products(fmt, v.astype(np.float64)).astype(F)
+                        for v in (d[:, b] * d_a, least[:, b] * s)
+                    )
+                    made = total * scale + second * F(share)
                 else:
                     with np.errstate(all="ignore"):
                         ratio = np.nan_to_num(least[:, b] / d[:, b])
@@ -467,6 +471,8 @@ def test_an_order_of_fused_products_of_halves_is_found() -> None:
     ("kind", "name", "shares"),
     [
         *itertools.product(["Q4_0", "Q4_1", "Q5_0", "Q5_1"], ["q8_1"], [(0.5, 0.5), (0.25,) * 4, (0.0, 1.0)]),
+        ("Q4_1", "q8_1_half", (0.5, 0.5)),
+        ("Q5_1", "q8_1_half", (1.0,)),
         ("IQ1_S", "q8_1_delta", (1.0,)),
         ("IQ1_S", "q8_1_delta", (0.5, 0.5)),
     ],

@@ -102,7 +102,7 @@ def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Byte
     term = inner.term
     if isinstance(term, ValueTerm) and not term.in_parts:
         return ValueProbes.of(kernel, semantics, fmt, rows, seed, term)
-    if not isinstance(term, CodeTerm) or term.rounded(fmt) == "products":
+    if not isinstance(term, CodeTerm):
         raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or values")
     return SumProbes.of(kernel, semantics, fmt, rows, seed, term)
 

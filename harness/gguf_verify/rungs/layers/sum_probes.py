@@ -161,6 +161,8 @@ class SumProbes(Probes):
         probes = replace(self, sums=of.arithmetic.summands)
         rng, count = np.random.default_rng((self.seed, token, row)), probes._per_scale
         tokens, expected, total = list[Floats](), list[int](), probes.summands(m, n, k)
+        if total < 2 * count:
+            return of.tree  # all summands share a scale
         for _ in range(_TRIPLES // 4):
             pair = tuple(int(i) * count + int(rng.integers(count)) for i in rng.choice(total // count, 2, False))
             others = [i for i in range(total) if i // count not in (pair[0] // count, pair[1] // count)]
@@ -293,7 +295,7 @@ class SumProbes(Probes):
         sums, left = list[Summand](), list(range(QK))
         while left:
             first, *others = left
-            if self.term.rounded(self._read):  # the scales of groups are halves, not integers
+            if self.term.rounded(self._read) == "scales":  # the scales of groups are halves, not integers
                 others = [v for v in others if v // self._read.group == first // self._read.group]
             same = self._together(m, n, k, first, others, of_minima)
             sums.append(Summand(of_minima, (first, *same)))
