@@ -313,7 +313,8 @@ def _with_shares(
     count, own = len(summands), minimum_of(fmt) is not None
     alone: list[tuple[float, ...]] = [tuple(row) for row in np.eye(count).tolist()] if count > 1 else []
     for shares in [(1 / count,) * count, *alone]:
-        sign, s = ("-", f"{fmt.offset * max(shares):g}·s") if fmt.offset else ("+", "m·s" if own else "delta·s")
+        of_minimum = ("half(m·s)" if with_d is _HALVES else "m·s") if own else "delta·s"
+        sign, s = ("-", f"{fmt.offset * max(shares):g}·s") if fmt.offset else ("+", of_minimum)
         if not fmt.offset and max(shares) < 1:
             s += f"/{count}"
         among = f" (s in sum {shares.index(1.0) + 1})" if shares in alone else ""
