@@ -6,8 +6,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gguf_verify.formats.block import BlockFormat
+from gguf_verify.formats.tensor_types import FORMATS
+from gguf_verify.hosts.choice import make_host
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.rungs.layers.orders import probes_of
+from gguf_verify.semantics.declared import IN_TENSOR_CORES
 from gguf_verify.semantics.narrow import NARROW
 from scripts.tensor_cores import SOURCE, Multiply, instruction, probed
+from tests.support.exact_products import real_weights
 from tests.support.narrow_sums import in_tensor_cores
 
 pytestmark = pytest.mark.needs("gpu")
@@ -55,3 +63,13 @@ def test_a_factor_of_zero_has_no_exponent(kind: str) -> None:
     assert (multiply(a, w, nothing) == 2.0**-26).all()
     a[:, 0], w[:, 0] = 0, 2.0**15
     assert (multiply(a, w, nothing) == 2.0**-26).all()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
+def test_the_order_of_a_kernel_is_found(kind: str) -> None:
+    """The products of an instruction are one term, whose bits are those of the model above."""
+    kernel, fmt = ShippedKernel(KERNELS["f16_mma"], make_host("gpu", 0)), FORMATS[kind]
+    assert isinstance(fmt, BlockFormat)
+    found = probes_of(kernel, IN_TENSOR_CORES, fmt, real_weights(fmt, 64, 512), 1).order(8, 64, 512)
+    assert str(found.rule) == "ascending k"
+    assert "products of an instruction, cut off at F = " in found.arithmetic.words

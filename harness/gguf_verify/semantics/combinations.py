@@ -110,7 +110,7 @@ class Noise:
 
     @classmethod
     def of(cls, y: Doubles, errors: Doubles, spread: Doubles, rows: int) -> Noise:
-        """Estimate that of a matrix of so many rows from sampled outputs, errors and spreads, float64[M, n] each."""
+        """Estimate that of a matrix of `rows` rows from sampled outputs, errors and spreads, float64[M, n] each."""
         with np.errstate(all="ignore"):
             variance = (spread**2).sum(axis=1) * (rows / y.shape[1])
             size = (y**2).mean(axis=1)
@@ -142,8 +142,8 @@ class Combinations:
     def __init__(self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1, device: Device | None = None) -> None:
         self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
         rng = np.random.default_rng(seed)
-        drawn = rng.integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
-        bits = np.unpackbits(drawn, axis=1, count=len(w)).view(np.int8)
+        random = rng.integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
+        bits = np.unpackbits(random, axis=1, count=len(w)).view(np.int8)
         #: 1 and -1, int8[COUNT, N].
         self.signs = np.int8(1) - np.int8(2) * bits
         self._signs_there: Array | None = None
@@ -173,7 +173,7 @@ class Combinations:
             made = there.a @ weights.T
             made = get(made if least is None else made + there.s @ least.T)
             if self._device is not None and len(made):
-                m, j = self._drawn(made)
+                m, j = self._random_place(made)
                 terms = screen.a[m] * get(weights[j])
                 if least is not None:
                     terms = np.concatenate([terms, screen.s[m] * get(least[j])])
@@ -205,7 +205,7 @@ class Combinations:
             shares = np.repeat([(rows.stop - rows.start) / y.shape[1] for rows in self.groups], COUNT)
             together = get(np.concatenate(made, axis=1))
             if self._device is not None and len(y):
-                m, j = self._drawn(together)
+                m, j = self._random_place(together)
                 rows = self.groups[j // COUNT]
                 _compare("outputs", together[m, j], y[m, rows] * self._signed(j, rows))
             off = np.abs(together - expected)
@@ -220,7 +220,7 @@ class Combinations:
         signed: Doubles = self.signs[j % COUNT, rows] * self.inverse[rows]
         return signed
 
-    def _drawn(self, of: Doubles) -> tuple[int, int]:
+    def _random_place(self, of: Doubles) -> tuple[int, int]:
         """Return the place of a random element."""
         return int(self._checked.integers(of.shape[0])), int(self._checked.integers(of.shape[1]))
 

@@ -1,4 +1,4 @@
-"""Rules of summation of superblocks: lanes that have the same summands of every few superblocks."""
+"""Rules of summation that are read off a tree: lanes that have the same summands of every part of a row."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from .summation import Tree, both, fold
 
 @dataclass(frozen=True)
 class Repeated:
-    """A rule: lanes, each of which has the same summands of every `period`-th superblock.
+    """A rule: lanes, each of which has the same summands of every part of a row.
 
     Args:
-        size: summands of a superblock.
-        lanes: the items that a lane adds in turn, of the first `period` superblocks.
+        size: summands of a part.
+        lanes: the items that a lane adds in turn, of the first part.
         ending: how lanes are added: a tree of their numbers.
     """
 
-    period: int
     size: int
     lanes: tuple[tuple[Tree, ...], ...]
     ending: Tree
 
-    def tree(self, n: int, _parts: int = 1) -> Tree:
+    def tree(self, n: int) -> Tree:
         """Return the tree of n summands."""
 
         def lane(number: int) -> Tree | None:
             made: Tree | None = None
-            for start in range(0, n, self.period * self.size):
+            for start in range(0, n, self.size):
                 for item in self.lanes[number]:
                     moved = _within(shifted(item, start), n)
                     if moved is not None:
@@ -42,10 +41,9 @@ class Repeated:
         return made
 
     @classmethod
-    def of(cls, tree: Tree, period: int, size: int) -> Repeated | None:
-        """Return the rule of a tree of 2·period superblocks; None if it has none of this period."""
+    def of(cls, tree: Tree, size: int) -> Repeated | None:
+        """Return the rule of a tree of two parts; None if it has none."""
         lanes: list[tuple[Tree, ...]] = []
-        shift = period * size
 
         def walk(node: Tree) -> Tree | None:
             """Return the tree of the numbers of lanes."""
@@ -56,7 +54,7 @@ class Repeated:
                 if ready:
                     b, a = made.pop(), made.pop()
                     made.append((a, b))
-                elif (items := _items(at, shift)) is not None:
+                elif (items := _items(at, size)) is not None:
                     lanes.append(items)
                     made.append(len(lanes) - 1)
                 elif isinstance(at, int):
@@ -66,12 +64,11 @@ class Repeated:
             return made[0]
 
         ending = walk(tree)
-        return None if ending is None else cls(period, size, tuple(lanes), ending)
+        return None if ending is None else cls(size, tuple(lanes), ending)
 
     def __str__(self) -> str:
         lanes = "one lane" if len(self.lanes) == 1 else f"{len(self.lanes)} lanes"
-        each = "every superblock" if self.period == 1 else f"every {self.period} superblocks"
-        return f"{lanes}, the same in {each}"
+        return f"{lanes}, the same in every {self.size} summands"
 
 
 def _items(node: Tree, shift: int) -> tuple[Tree, ...] | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats.block import BlockFormat
+from .accumulation import PUBLISHED
 from .definition import Semantics
+from .narrow import HALF, NARROW
 from .repeated import Repeated
-from .rounding import to_float32
-from .summation import Fused, Rule, Tree, sum_in
+from .summation import Fused, NoOrder, Rule, Tree, sum_in
 from .sums import Doubles, Floats
-from .term import Blocks, Term
-from .terms.codes import CodeTerm
+from .term import Term
 from .terms.values import ValueTerm
 from .values import Activations, term_values
 
@@ -23,6 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of arrays [terms, M, n].
 _ELEMENTS = 1 << 22
+#: Outputs with the bits of another arithmetic which show that they were computed by it.
+_ENOUGH = 16
 
 
 @dataclass(frozen=True)
@@ -46,60 +49,97 @@ class FoundOrder:
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class Arithmetic(ABC):
     """The arithmetic of a term in float32.
 
     Args:
         words: its formula.
         fused: see `sum_in`.
-        first: returns a term float64[terms, M, n] without its last rounding; None for the products of values.
     """
 
     words: str
     fused: Fused
-    first: Callable[[Blocks], Doubles] | None = None
 
+    @abstractmethod
     def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
         """Add the summands of weights uint8[n, row bytes] in the order of a tree, float32[M, n]."""
-        return sum_in(tree, _summands(self, term, fmt, w, x), self.fused)
+
+    @abstractmethod
+    def others(self, tree: Tree, term: Term, fmt: BlockFormat) -> Iterator[Arithmetic]:
+        """Yield the known arithmetics of the same summands."""
 
 
-def arithmetics_of_values() -> Iterator[Arithmetic]:
-    """Yield what kernels do with a product of values."""
-    yield Arithmetic("a·w, rounded", "")
-    yield Arithmetic("a·w, fused", "second")
+@dataclass(frozen=True)
+class ValueArithmetic(Arithmetic):
+    """The arithmetic of products of values.
+
+    Args:
+        twice: whether weights are rounded to float32 before they are rounded to the definition's type.
+        groups: the columns of each summand.
+        fraction: F of the tensor cores that add the products of a summand and the sum before; None: they are added
+            exactly, and rounded once.
+    """
+
+    twice: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
+    fraction: int | None = None
+
+    def add(self, tree: Tree, term: Term, fmt: BlockFormat, w: Bytes, x: Activations) -> Floats:
+        assert isinstance(term, ValueTerm)
+        values, _ = term.values(fmt, w)
+        narrow = NARROW.get(term.weights, HALF)
+        if self.twice:
+            values = narrow.rounded(fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1))
+
+        def summand(i: int) -> Doubles:
+            columns = list(self.groups[i])
+            made: Doubles = x.wide[:, columns] @ values[:, columns].T
+            return made
+
+        def step(i: int, acc: Floats) -> Floats:
+            columns = list(self.groups[i])
+            return add_in_tensor_cores(x.wide[:, columns], values[:, columns], acc, self.fraction or 0, narrow.least)
+
+        return sum_in(tree, summand, self.fused, step if self.fraction else None)
+
+    def others(self, tree: Tree, term: Term, fmt: BlockFormat) -> Iterator[Arithmetic]:
+        assert isinstance(term, ValueTerm)
+        return arithmetics_of_values(term, self.groups)
 
 
-def arithmetics(fmt: BlockFormat, term: CodeTerm) -> Iterator[Arithmetic]:
-    """Yield what kernels do with a term."""
-    offset = fmt.offset if term.reads_sum(fmt) else 0
-
-    def scaled(of: Blocks) -> Doubles:
-        return to_float32(of.scale)
-
-    products: dict[str, Callable[[Blocks], Doubles]] = {
-        "(d_w·d_a)·Σ": lambda of: scaled(of) * of.sums,
-        "d_w·(d_a·Σ)": lambda of: of.d * to_float32(of.x.d * of.sums),
-        "d_a·(d_w·Σ)": lambda of: of.x.d * to_float32(of.d * of.sums),
-    }
-    if offset:
-        products = {
-            f"d_w·fma(d_a, Σ, -{offset}·s)": lambda of: of.d * to_float32(of.x.d * of.sums - offset * of.x.s),
-            f"d_w·(d_a·Σ - {offset}·s)": lambda of: of.d * to_float32(to_float32(of.x.d * of.sums) - offset * of.x.s),
-            f"(d_w·d_a)·Σ - (d_w·{offset}·s)": lambda of: (
-                to_float32(scaled(of) * of.sums) - to_float32(offset * of.x.s * of.d)
-            ),
-        }
-    fusing: tuple[tuple[Fused, str], ...] = (("", "rounded"), ("second", "fused"))
-    if parts_of(fmt, term) == 2:
-        fusing = (*fusing, ("first", "fused with m·s"))
-    for formula, first in products.items():
-        for fused, how in fusing:
-            yield Arithmetic(f"{formula}, {how}", fused, first)
+def arithmetics_of_values(term: ValueTerm, groups: tuple[tuple[int, ...], ...]) -> Iterator[ValueArithmetic]:
+    """Yield what kernels do with products of values."""
+    for twice in (True, False) if term.weights in NARROW else (False,):
+        how = f"{term.weights}(float32(w))" if twice else "w"
+        if max(len(columns) for columns in groups) == 1:
+            yield ValueArithmetic(f"a·{how}, rounded", "", twice, groups)
+            yield ValueArithmetic(f"a·{how}, fused", "second", twice, groups)
+            continue
+        products = f"Σ a·{how} of the {max(len(columns) for columns in groups)} products of an instruction"
+        yield ValueArithmetic(f"{products}, exact, rounded once", "second", twice, groups)
+        for fraction in range(PUBLISHED[1][1], PUBLISHED[1][0] - 1, -1):
+            cut = f"{products}, cut off at F = {fraction} bits"
+            yield ValueArithmetic(cut, "second", twice, groups, fraction)
 
 
-def parts_of(fmt: BlockFormat, term: CodeTerm) -> int:
-    return 2 if term.reads_sum(fmt) and fmt.has_min else 1
+def add_in_tensor_cores(a: Doubles, w: Doubles, acc: Floats, fraction: int, least: int) -> Floats:
+    """Add the products of one instruction, a float64[M, L] and w float64[n, L], to a sum float32[M, n].
+
+    All L + 1 terms are cut off to F bits below the largest exponent, added, and cut off to float32 (`accumulation`).
+    The exponent of a product is the sum of those of its factors, which are at least `least`.
+    """
+    of_a, of_w = (np.where(v == 0, -5000, np.maximum(np.frexp(v)[1] - 1, least)) for v in (a, w))
+    wide = acc.astype(np.float64)
+    exponent = np.where(wide == 0, -5000, np.frexp(wide)[1] - 1)
+    for k in range(a.shape[1]):
+        exponent = np.maximum(exponent, of_a[:, k, None] + of_w[:, k])
+    unit = np.ldexp(1.0, np.maximum(exponent, -900) - fraction)
+    total = np.trunc(wide / unit)
+    for k in range(a.shape[1]):
+        total += np.trunc(a[:, k, None] * w[:, k] / unit)
+    mantissa, size = np.frexp(total * unit)
+    cut: Floats = np.ldexp(np.trunc(np.ldexp(mantissa, 24)), size - 24).astype(np.float32)
+    return cut
 
 
 def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Floats:
@@ -114,21 +154,6 @@ def _bits(tree: Tree, arithmetic: Arithmetic, semantics: Semantics, fmt: BlockFo
     return np.concatenate(made, axis=1)
 
 
-def _summands(
-    arithmetic: Arithmetic, term: Term, fmt: BlockFormat, w: Bytes, x: Activations
-) -> Callable[[int], Doubles]:
-    """Return the function that returns a summand of all outputs, float64[M, n]."""
-    if arithmetic.first is None:
-        assert isinstance(term, ValueTerm)
-        values, _ = term.values(fmt, w)
-        return lambda i: x.wide[:, i, None] * values[:, i]
-    assert isinstance(term, CodeTerm)
-    of, parts = term.read(fmt, w, x), parts_of(fmt, term)
-    first = np.broadcast_to(arithmetic.first(of), of.sums.shape)
-    second = np.broadcast_to(of.x.s * of.least, of.sums.shape) if parts == 2 else first
-    return lambda i: (first, second)[i % parts][i // parts]
-
-
 def differing(
     of: FoundOrder, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, y: Floats
 ) -> npt.NDArray[np.bool_]:
@@ -137,6 +162,31 @@ def differing(
     with np.errstate(all="ignore"):
         bits = _bits(of.tree, of.arithmetic, inner, fmt, w, taken)
     return np.asarray((bits != y) & ~(np.isnan(bits) & np.isnan(y)))  # the sign of zero is not compared
+
+
+def compared(
+    of: FoundOrder, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, y: Floats
+) -> tuple[FoundOrder, npt.NDArray[np.bool_]]:
+    """Return an order and which outputs float32[M, N] have other bits than it gives.
+
+    Two arithmetics may agree in all random products that were tried. So if another one has all bits, it is the order's.
+    Raises NoOrder if it has those of the rows that differ: another loop may compute them. An output that is off by an
+    ulp may have the bits of one of about 100 arithmetics by chance, with a probability of about 1/3 each; _ENOUGH of
+    them have them with less than 10^-5.
+    """
+    wrong = differing(of, semantics, fmt, w, x, y)
+    rows = np.flatnonzero(wrong.any(axis=0))
+    if len(rows):
+        for arithmetic in of.arithmetic.others(of.tree, (semantics.inside or semantics).term, fmt):
+            other = replace(of, arithmetic=arithmetic)
+            if differing(other, semantics, fmt, w[rows], x, y[:, rows]).any():
+                continue
+            still = differing(other, semantics, fmt, w, x, y)
+            if not still.any():
+                return other, still
+            if wrong.sum() >= _ENOUGH:
+                raise NoOrder(f"{len(rows):,} rows have the bits of another arithmetic: {other.words}")
+    return of, wrong
 
 
 def _inside(semantics: Semantics, x: Bytes) -> tuple[Semantics, Bytes]:

@@ -1,4 +1,4 @@
-"""Trees of summation: found from outputs alone, recognised as a rule, and drawn.
+"""Trees of summation: found from outputs alone, recognised as a rule, and shown as text.
 
 The n summands of an output are the leaves of a tree, whose nodes are the additions. Let two leaves i < j be +M and -M,
 with M so large that M + n = M in float32, and the others 1. What is added to +M or -M before these two meet is lost, so
@@ -8,10 +8,11 @@ floating-point summation operations", arXiv 2411.00442). From these numbers of l
     the leaves j that meet the first leaf i at the same node have the same l[i, j]: they are the node's other child,
     a tree of their own, and l[i, j] is the number of leaves of both children
 
-If there are leaves among them that meet each other only at that node, it has more than two children: an addition of
-several terms at once, as tensor cores make it. Its rounding is not float32's, so it has no bits here.
+Leaves among them that meet each other only at that node are terms of one addition: tensor cores add the products of an
+instruction at once (`added_at_once`). If an instruction adds exactly and rounds once, as the CPU host's does, masks
+within it swallow nothing: l[i, j] is 2 for each of its pairs.
 
-A *rule* has a tree for any number of summands: the items (leaves, or pairs of a block's two) are distributed over
+A *rule* has a tree for any number of summands: the items (leaves, or groups of consecutive ones) are distributed over
 lanes or chunks, each of which is added in ascending order, and then the lanes are added.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -41,31 +42,70 @@ class NoOrder(Exception):
 
 def find(n: int, counted: Counted) -> Tree:
     """Find the tree of n summands. Raises NoOrder."""
-    if n == 1:
-        return 0
-    return _Search(n, counted).tree(list(range(n)))
+
+    def binary(node: _Node) -> Tree:
+        if isinstance(node, int):
+            return node
+        if len(node) > 2:
+            raise NoOrder("it adds more than two terms at once, and not as the tensor cores that are known")
+        return binary(node[0]), binary(node[1])
+
+    return binary(_Search(n, counted).tree(list(range(n))))
+
+
+def added_at_once(n: int, counted: Counted) -> list[list[int]]:
+    """Return the summands in groups: those that one addition of more than two terms has, or one. Raises NoOrder."""
+    groups, left = list[list[int]](), list(range(n))
+    while left:
+        first, *others = left
+        lost = n - np.rint(counted([(first, j) for j in others])) if others else np.zeros(0)
+        groups.append([first, *(j for j, number in zip(others, lost, strict=True) if number == 2)])
+        left = [j for j in left if j not in groups[-1]]
+        if len(groups[-1]) < 3:
+            break
+    else:
+        return groups
+    found = list[list[int]]()
+
+    def collect(node: _Node) -> None:
+        if isinstance(node, int):
+            found.append([node])
+            return
+        alone = [child for child in node if isinstance(child, int)]
+        found.extend([alone] if len(node) > 2 and alone else [[leaf] for leaf in alone])
+        for child in node:
+            if not isinstance(child, int):
+                collect(child)
+
+    collect(_Search(n, counted).tree(list(range(n))))
+    return sorted(found)
+
+
+#: A tree whose nodes have two children or more.
+_Node = int | tuple["_Node", ...]
 
 
 class _Search:
     def __init__(self, n: int, counted: Counted) -> None:
         self._n, self._counted = n, counted
 
-    def tree(self, leaves: list[int], above: int = 0) -> Tree:
-        """Return the tree of these leaves, which are all below one child of a node with `above` leaves (0: no node)."""
+    def tree(self, leaves: list[int]) -> _Node:
+        """Return the tree of these leaves, which have no others among them."""
+        return self._children(leaves, self._n + 1)[0]
+
+    def _children(self, leaves: list[int], above: int) -> list[_Node]:
+        """Return the trees of these leaves, which are all below the children of a node with `above` leaves."""
         first, others = leaves[0], leaves[1:]
-        made: Tree = first
-        if not others:
-            return made
-        below, size = self._below(first, others), 1
-        for number in sorted(set(below)):
-            if number == above:
-                raise NoOrder(f"it adds more than two terms at once ({above} summands meet in one addition)")
+        below, size = self._below(first, others) if others else [], 1
+        made: _Node = first
+        for number in sorted({number for number in below if number < above}):
             meeting = [j for j, at in zip(others, below, strict=True) if at == number]
             size += len(meeting)
             if number != size:
                 raise NoOrder(f"its outputs are those of no tree: {number} summands meet where {size} should")
-            made = made, self.tree(meeting, number)
-        return made
+            made = (made, *self._children(meeting, number))
+        rest = [j for j, at in zip(others, below, strict=True) if at >= above]
+        return [made, *self._children(rest, above)] if rest else [made]
 
     def _below(self, i: int, others: list[int]) -> list[int]:
         """Return how many leaves meet where i meets each of the others."""
@@ -123,14 +163,10 @@ def leaves_of(tree: Tree) -> list[int]:
 
 Parting = Literal["lanes", "chunks"]
 Joining = Literal["ascending", "neighbours", "halves"]
-#: How a block's two summands are added: in turn, to each other first, or each kind by itself.
-Pairing = Literal["in turn", "together", "apart"]
-
 _JOINED = {
     "ascending": "then in ascending order", "neighbours": "then neighbours in pairs",
     "halves": "then halves onto each other",
 }  # fmt: skip
-_PAIRED = {"in turn": "", "together": "; both terms of a block first", "apart": "; the second terms of blocks apart"}
 
 
 @dataclass(frozen=True)
@@ -142,49 +178,41 @@ class Rule:
         parting: lane l has the items l, l + count, …; chunk c has consecutive ones.
         joining: how the lanes' sums are added.
         descending: whether items are taken from the last to the first.
-        pairing: how the two summands of a block are added, if there are two; or the items of a group.
-        width: consecutive items that are a group: it is in one lane.
+        width: consecutive summands that are a group: it is in one lane.
+        together: whether the summands of a group are added to each other first.
     """
 
     count: int = 1
     parting: Parting = "lanes"
     joining: Joining = "ascending"
     descending: bool = False
-    pairing: Pairing = "in turn"
     width: int = 1
+    together: bool = False
 
-    def tree(self, n: int, parts: int = 1) -> Tree:
-        """Return the tree of n summands, in blocks of one or two."""
-        if parts == 2 and self.pairing == "apart":
-            return both(*(self._of(list[Tree](range(part, n, 2))) for part in (0, 1)))
-        width = max(parts, self.width)
-        if width > 1 and self.pairing == "together":
-            return self._of([_chain(range(i, min(i + width, n))) for i in range(0, n, width)])
-        return self._of(list[Tree](range(n)), width)
-
-    def _of(self, items: list[Tree], together: int = 1) -> Tree:
-        """Return the tree of items, of which `together` consecutive ones are in the same lane."""
-        blocks = [items[i : i + together] for i in range(0, len(items), together)]
+    def tree(self, n: int) -> Tree:
+        """Return the tree of n summands."""
+        groups = [list[Tree](range(i, min(i + self.width, n))) for i in range(0, n, self.width)]
+        if self.together:
+            groups = [[_chain(group)] for group in groups]
         if self.descending:
-            blocks.reverse()
+            groups.reverse()
         if self.parting == "lanes":
-            lanes = [blocks[lane :: self.count] for lane in range(min(self.count, len(blocks)))]
+            lanes = [groups[lane :: self.count] for lane in range(min(self.count, len(groups)))]
         else:
-            ends = np.linspace(0, len(blocks), min(self.count, len(blocks)) + 1).astype(int)
-            lanes = [blocks[a:b] for a, b in itertools.pairwise(ends)]
-        return joined([_chain([item for block in lane for item in block]) for lane in lanes], self.joining)
+            ends = np.linspace(0, len(groups), min(self.count, len(groups)) + 1).astype(int)
+            lanes = [groups[a:b] for a, b in itertools.pairwise(ends)]
+        return joined([_chain([item for group in lane for item in group]) for lane in lanes], self.joining)
 
     def __str__(self) -> str:
         order = "descending k" if self.descending else "ascending k"
-        pairing = _PAIRED[self.pairing]
         if self.width > 1:
             order = f"groups of {self.width} in {order}"
-            pairing = "; each group by itself first" if self.pairing == "together" else ""
+        first = "; each group by itself first" if self.together else ""
         if self.count == 1:
-            return order + pairing
+            return order + first
         if self.count >= ALL:
-            return _JOINED[self.joining].removeprefix("then ") + pairing
-        return f"{self.count} {self.parting}, each in {order}, {_JOINED[self.joining]}{pairing}"
+            return _JOINED[self.joining].removeprefix("then ") + first
+        return f"{self.count} {self.parting}, each in {order}, {_JOINED[self.joining]}{first}"
 
 
 #: A number of lanes that makes each item one.
@@ -219,30 +247,22 @@ def joined(sums: list[Tree], how: Joining) -> Tree:
     return sums[0]
 
 
-def rules(parts: int = 1, widths: Sequence[int] = (1,)) -> Iterator[Rule]:
+def rules(widths: Sequence[int] = (1,)) -> Iterator[Rule]:
     """Yield all rules, the simplest first: those without lanes."""
-    for lanes in (False, True):
-        for width in widths:
-            pairings: tuple[Pairing, ...] = ("in turn", "together", "apart") if parts == 2 else ("in turn",)
-            for rule in _rules(pairings if width == 1 else ("in turn", "together")):
-                if (rule.count > 1) == lanes:
-                    yield replace(rule, width=width)
-
-
-def _rules(pairings: Sequence[Pairing]) -> Iterator[Rule]:
     joinings: tuple[Joining, ...] = ("ascending", "neighbours", "halves")
-    for pairing in pairings:
-        for descending in (False, True):
-            yield Rule(descending=descending, pairing=pairing)
-            for count in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 10, 12, ALL):
-                for parting in ("lanes", "chunks") if count < ALL else ("lanes",):
-                    for joining in joinings:
-                        yield Rule(count, parting, joining, descending, pairing)
+    groups = [(width, together) for width in widths for together in (False, True) if width > 1 or not together]
+    for (width, together), descending in itertools.product(groups, (False, True)):
+        yield Rule(descending=descending, width=width, together=together)
+    for (width, together), descending in itertools.product(groups, (False, True)):
+        for count in (2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 10, 12, ALL):
+            partings: tuple[Parting, ...] = ("lanes", "chunks") if count < ALL else ("lanes",)
+            for parting, joining in itertools.product(partings, joinings):
+                yield Rule(count, parting, joining, descending, width, together)
 
 
-def recognised(trees: Mapping[int, Tree], known: Iterable[Rule], parts: int = 1) -> Iterator[Rule]:
+def recognised(trees: Mapping[int, Tree], known: Iterable[Rule]) -> Iterator[Rule]:
     """Yield those of the rules that have these trees, by number of summands."""
-    return (r for r in known if all(r.tree(n, parts) == tree for n, tree in sorted(trees.items())))
+    return (r for r in known if all(r.tree(n) == tree for n, tree in sorted(trees.items())))
 
 
 # ---- bits and pictures -----------------------------------------------------------------------------------------------
@@ -252,26 +272,36 @@ def recognised(trees: Mapping[int, Tree], known: Iterable[Rule], parts: int = 1)
 Fused = Literal["", "second", "first"]
 
 
-def sum_in(tree: Tree, summand: Callable[[int], Doubles], fused: Fused) -> Floats:
+def sum_in(
+    tree: Tree, summand: Callable[[int], Doubles], fused: Fused, step: Callable[[int, Floats], Floats] | None = None
+) -> Floats:
     """Add summands, float64[M, N] each, in float32 in the order of a tree.
 
     Args:
         summand: returns the exact value of a leaf, of at most 53 bits.
+        step: adds a leaf to a sum; None: by `fused`.
     """
+
+    def add(leaf: int, acc: Floats) -> Floats:
+        return add_rounded(summand(leaf), acc) if step is None else step(leaf, acc)
+
+    def alone(leaf: int) -> Floats:
+        value = summand(leaf)
+        return value.astype(np.float32) if step is None else step(leaf, np.zeros(value.shape, np.float32))
 
     def join(a: Floats | int, b: Floats | int) -> Floats | int:
         if fused and isinstance(a, int) and (not isinstance(b, int) or fused == "first"):
             a, b = b, a
-        first = summand(a).astype(np.float32) if isinstance(a, int) else a
+        first = alone(a) if isinstance(a, int) else a
         if not isinstance(b, int):
             return first + b
-        return add_rounded(summand(b), first) if fused else first + summand(b).astype(np.float32)
+        return add(b, first) if fused else first + alone(b)
 
     last = fold(tree, lambda leaf: leaf, join)
-    return summand(last).astype(np.float32) if isinstance(last, int) else last
+    return alone(last) if isinstance(last, int) else last
 
 
-def drawn(tree: Tree) -> str:
+def as_text(tree: Tree) -> str:
     """Return the tree in a line: sums in parentheses, and a chain of ascending leaves as `0+1+…+7`."""
 
     def text(node: Tree) -> str:

@@ -1,4 +1,4 @@
-"""Trees of summation from triples: which of three summands is added last (`rungs.layers.superblock_probes`)."""
+"""Trees of summation from triples: which of three summands is added last (`rungs.layers.sum_probes`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Search:
     """The search of one tree, whose leaves are clusters: summands of the same 32 values that no other one separates.
 
     Args:
-        total, count: summands, of which `count` consecutive ones are of the same 32 values.
+        total, count: summands, of which `count` consecutive ones have the same scale of activations.
         ask: returns which of three summands (a, b, c) is added last; c is of other 32 values than a and b.
     """
 

@@ -11,7 +11,8 @@ from gguf_verify.semantics.summation import (
     NoOrder,
     Rule,
     Tree,
-    drawn,
+    added_at_once,
+    as_text,
     find,
     leaves_of,
     meeting,
@@ -41,11 +42,11 @@ def in_order(tree: Tree) -> Callable[[np.ndarray], float]:
     return lambda values: float(sum_in(tree, lambda i: np.array([[values[i]]]), "")[0, 0])
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("n", [10, 36])
-def test_the_tree_of_every_rule_is_found(parts: int, n: int) -> None:
-    for rule in list(rules(parts))[:: 3 * parts]:
-        tree = rule.tree(n, parts)
+def test_the_tree_of_every_rule_is_found(width: int, n: int) -> None:
+    for rule in list(rules([width]))[:: 3 * width]:
+        tree = rule.tree(n)
         assert sorted(leaves_of(tree)) == list(range(n))
         assert find(n, counted_by(in_order(tree), n)) == tree, rule
 
@@ -77,19 +78,34 @@ def test_pairs_meet_where_the_tree_says() -> None:
     assert meeting(tree, pairs) == (13 - counted_by(in_order(tree), 13)(pairs)).tolist()
 
 
-def test_an_addition_of_several_terms_at_once_is_refused() -> None:
-    """Tensor cores align four terms and the sum to the largest, and truncate them."""
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_terms_of_an_addition_of_several_are_found(exact: bool) -> None:
+    """Tensor cores align four terms and the sum to the largest, and truncate them; or an emulator adds them exactly."""
 
     def added(values: np.ndarray) -> float:
         total = 0.0
         for at in range(0, len(values), 4):
             terms = np.append(values[at : at + 4], total)
+            if exact:
+                total = float(np.float32(terms.sum()))
+                continue
             unit = np.abs(terms).max() * 2.0**-24
             total = float((np.trunc(terms / unit) * unit).sum())
         return total
 
-    with pytest.raises(NoOrder, match="more than two terms at once"):
+    with pytest.raises(NoOrder):
         find(16, counted_by(added, 16))
+    groups = [list(range(at, at + 4)) for at in range(0, 16, 4)]
+    assert added_at_once(16, counted_by(added, 16)) == groups
+    firsts = [group[0] for group in groups]
+
+    def of_firsts(values: np.ndarray) -> float:
+        every = np.zeros(16)
+        every[firsts] = values
+        return added(every)
+
+    assert find(4, counted_by(of_firsts, 4)) == Rule().tree(4)
+    assert added_at_once(9, counted_by(in_order(Rule(2).tree(9)), 9)) == [[i] for i in range(9)]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +131,6 @@ def test_fused_multiply_adds_round_once() -> None:
 
 
 def test_trees_are_drawn_in_a_line() -> None:
-    assert drawn(Rule().tree(9)) == "0+1+…+8"
-    assert drawn(Rule(4, joining="halves").tree(8)) == "0+4+(2+6)+(1+5+(3+7))"
-    assert drawn(Rule(2, "chunks").tree(12)) == "0+1+2+3+4+5+(6+7+…+11)"
+    assert as_text(Rule().tree(9)) == "0+1+…+8"
+    assert as_text(Rule(4, joining="halves").tree(8)) == "0+4+(2+6)+(1+5+(3+7))"
+    assert as_text(Rule(2, "chunks").tree(12)) == "0+1+2+3+4+5+(6+7+…+11)"

@@ -4,8 +4,8 @@ The tree is found by probes (`order_probes`) for the same numbers of tokens, row
 at most MOST summands. Else it is found for shorter rows, recognised as a rule, and tried for random pairs of the
 product.
 
-The rounding inside a term is one of a list (`semantics.replay`). It is proven by random products of other shapes, of
-which every bit must be right. Only then is the product itself compared:
+The rounding inside a term is one of those that kernels have (`semantics.replay`, `semantics.integer_sums`). It is
+proven by the bits of random products. Only then is the product itself compared:
 
 - All bits are equal: the order is that of the kernel, whatever data it gets.
 - The bits of some rows differ: the tree is found again in some of these rows. If it is the same there, the output is
@@ -18,26 +18,26 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...formats.block import QK, BlockFormat
+from ...formats.block import BlockFormat
 from ...gguf.matrices import matrix_of, where
 from ...kernels.interface import Kernel
 from ...results.failures import Failure
 from ...results.products import OrderRecord
 from ...semantics.definition import Semantics
-from ...semantics.replay import differing
-from ...semantics.summation import NoOrder, drawn
+from ...semantics.replay import compared
+from ...semantics.summation import NoOrder, as_text
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.terms.values import ValueTerm
 from .call import Outputs
 from .gemm import GemmJudge
-from .order_probes import BlockProbes, Probes
-from .superblock_probes import SuperblockProbes
+from .order_probes import Probes
+from .sum_probes import SumProbes
 from .value_probes import ValueProbes
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Rows with other bits of which the tree is found again.
-_LOOKED_AT = 4
+#: Rows with other bits in which the tree is found again.
+_AGAIN = 4
 
 
 def check_order(judged: GemmJudge, made: Outputs) -> None:
@@ -53,12 +53,12 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
     try:
         probes = probes_of(kernel, judged.semantics, fmt, judged.matrix.rows, run.options.seed)
         found = run.resources.get(f"order of {shape}", lambda: probes.order(m, n, k))
-        wrong = differing(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
+        found, wrong = compared(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
         rows = np.flatnonzero(wrong.any(axis=0))
         if 2 * len(rows) > n:
             raise NoOrder(f"at this shape {len(rows):,} of {n:,} rows have other bits than {found.words}")
-        looked_at = rows[np.linspace(0, len(rows) - 1, min(len(rows), _LOOKED_AT)).astype(int)]
-        places = [(int(wrong[:, row].argmax()), int(row)) for row in looked_at]
+        again = rows[np.linspace(0, len(rows) - 1, min(len(rows), _AGAIN)).astype(int)]
+        places = [(int(wrong[:, row].argmax()), int(row)) for row in again]
         alike = [at for at in places if probes.tree_in(m, n, k, found, *at) == found.tree]
         if places and not alike:
             raise NoOrder(f"row {rows[0]} is added in another order than others, {found.words}")
@@ -68,12 +68,14 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
         return
     result.details.append(
         OrderRecord(
-            tensor=tensor.name, type=fmt.name, m=m, n=n, k=k, order=found.words, tree=drawn(found.tree),
+            tensor=tensor.name, type=fmt.name, m=m, n=n, k=k, order=found.words, tree=as_text(found.tree),
             differing=int(wrong.sum()),
         )
     )  # fmt: skip
     if not alike:
-        result.note(f"{shape}: order found: {found.words}; bits equal ({made.own.size:,} outputs): {drawn(found.tree)}")
+        result.note(
+            f"{shape}: order found: {found.words}; bits equal ({made.own.size:,} outputs): {as_text(found.tree)}"
+        )
         return
     (token, row), *_ = alike
     at = judged.gemm.first_row + row
@@ -95,13 +97,15 @@ def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Byte
     inner = semantics.inside or semantics
     if kernel.adds_floats:
         raise NoOrder("it adds floats by atomic operations, or declares that its bits may differ")
-    if semantics.oracle is not None or not (semantics.plain and inner.plain):
+    if semantics.oracle is not None or not all(of.plain or _adds_in_tensor_cores(of) for of in (semantics, inner)):
         raise NoOrder("its definition rounds sums or outputs, fuses operations, or is an oracle")
-    if isinstance(inner.term, ValueTerm) and inner.term.weights == "float32":
-        return ValueProbes.of(kernel, semantics, fmt, rows, seed)
     term = inner.term
-    if not isinstance(term, CodeTerm) or term.rounded(fmt) or term.reads(fmt) is not fmt:
-        raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or float32 values")
-    if fmt.block_size == QK and term.reads_sum(fmt):
-        return BlockProbes.of(kernel, semantics, fmt, rows, seed, term)
-    return SuperblockProbes.of(kernel, semantics, fmt, rows, seed, term)
+    if isinstance(term, ValueTerm) and not term.in_parts:
+        return ValueProbes.of(kernel, semantics, fmt, rows, seed, term)
+    if not isinstance(term, CodeTerm):
+        raise NoOrder("its definition does not multiply sums of integers by scales, block by block, or values")
+    return SumProbes.of(kernel, semantics, fmt, rows, seed, term)
+
+
+def _adds_in_tensor_cores(semantics: Semantics) -> bool:
+    return semantics.accumulation.name == "tensor" and semantics.output == "float32" and semantics.epilogue is None
