@@ -32,6 +32,6 @@ def _keep_memory() -> None:
     """Have the C library keep freed memory, if it is one that can."""
     import ctypes
 
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for option, size in _MEMORY.items() if mallopt is not None else ():
-        mallopt(option, size)
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for option, size in _MEMORY.items():
+            mallopt(option, size)
