@@ -80,9 +80,8 @@ COMPARES_INTEGERS(const_cmp8, int64_t)
 COMPARES(cmpf, float, outcome_of(a, b))
 COMPARES(cmpd, double, outcome_of(a, b))
 // of a value that a type of fewer bits gets (foreign.hpp), and the largest number that the type holds
-__attribute__((visibility("hidden"), used)) void cuda_on_cpu_narrows(int64_t value, int64_t most) {
-    const uint32_t outcome = cuda_on_cpu::outcome_of(value, most);
-    cuda_on_cpu::comparisons.note(__builtin_return_address(0), 0, outcome, (double)value, (double)most);
+__attribute__((visibility("hidden"), used)) void cuda_on_cpu_narrows(double value, double most) {
+    cuda_on_cpu::comparisons.note(__builtin_return_address(0), 0, cuda_on_cpu::outcome_of(value, most), value, most);
 }
 // cases: their number, the bits of the value, and the values
 __attribute__((visibility("hidden"), used)) void __sanitizer_cov_trace_switch(uint64_t value, const uint64_t* cases) {

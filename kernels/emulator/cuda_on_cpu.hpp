@@ -158,12 +158,12 @@ IN_RUNNER void proxy_fence();
 
 // The memory passed to a launch. hosts/cpu_host.py has the same structs. With a `content`, the memory is sparse: pages
 // are created on first access, and the content repeats in it every `period` bytes, up to its last `zeros` bytes, which
-// are zero. Inputs then cannot be written.
+// are zero. Inputs then cannot be written. It begins at a page, the operand `lead` bytes behind.
 struct Range {
     uint64_t begin, size;
     const uint8_t* content;
     uint64_t period, zeros;
-    uint32_t output, unused;
+    uint32_t output, lead;
 };
 
 enum Order : uint32_t { ASCENDING = 0, DESCENDING = 1, SEEDED = 2 };

@@ -1039,7 +1039,7 @@ inline bool make_page(const Request& request, Report& report, uint64_t address) 
             return false;
         }
         if (mprotect((void*)page, request.page, PROT_READ | PROT_WRITE)) return false;
-        uint64_t from = (page - range.begin) % range.period;
+        uint64_t from = (page - range.begin + range.period - range.lead % range.period) % range.period;
         for (uint64_t at = 0; at < request.page;) {
             const uint64_t count = std::min(request.page - at, range.period - from);
             memcpy((char*)page + at, range.content + from, count);

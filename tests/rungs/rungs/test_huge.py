@@ -33,6 +33,7 @@ from gguf_verify.rungs.thread_blocks import BlocksAlone
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
+from tests.support.foreign_runs import altered
 from tests.support.one_matrix import OneMatrix
 from tests.support.tools import ROOT
 
@@ -240,6 +241,29 @@ def test_kernels_of_users(kernel: str, tmp_path: Path, model: Model, host: CpuHo
     assert len(probes.found.grids) == 2
     assert len(probes.found.indices) == (6 if right else 1)
     assert [f.what.split(":")[0] for f in result.failures] == ([] if right else ["Q4_0 at M=40009, N=128257, K=32"])
+
+
+#: What a kernel does with unaligned weights in large products → the failure and the limit.
+UNALIGNED = {
+    "    if (N * K > 1 << 30 && (unsigned long long)w % 4) acc += 1.0f;": ("writes", None),
+    "    __shared__ uint4 v[128]; if (N * K > 1 << 30) v[threadIdx.x] = *(const uint4*)w, acc += 0.0f * v[0].x;": (
+        None, "weights at multiples of 16 bytes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", UNALIGNED)
+def test_operands_of_large_products_begin_at_any_address(
+    statement: str, tmp_path: Path, model: Model, host: CpuHost
+) -> None:
+    failure, limit = UNALIGNED[statement]
+    path = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", f"{statement}\n    y[i] = acc;")
+    with closing(open_foreign(f"{path}:gemm", host)) as foreign:
+        probes, result = probes_of(foreign, model)
+        probes.check_indices(Domain(m=Extent(most=4096)))
+        limits = [*foreign.address_limits]
+    assert [failure in found.what for found in result.failures] == [True] * (failure is not None)
+    assert limits == ([limit] if limit else [])
 
 
 def test_grids_that_cuda_refuses(source: Path, model: Model, host: CpuHost) -> None:

@@ -30,7 +30,8 @@ thread blocks. "not_tried": whether blocks wait for others.
              a single launch run, and the seed of the choice.
     alone    run single thread blocks of "launches" with sparse operands: "numbers" of each, one of the last; "sizes"
              of all operands in bytes, of which "scratch" are written for later launches; the bytes at their ends that
-             are "zeros"; and the bytes of a number of the output ("unit"). The operands of the question hold the
+             are "zeros"; the bytes before them in their first pages ("leads"); and the bytes of a number of the output
+             ("unit"). The operands of the question hold the
              repeating contents. The answer's "written" is the number of places and numbers that the last block wrote
              to the outputs "at" int64[…] and "words" uint32[…] or uint16[…].
 

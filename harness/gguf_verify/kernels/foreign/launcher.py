@@ -118,6 +118,7 @@ class Launcher:
                     roles.get(what, "input"),
                     zeros.get(what, 0),
                     question["unit"] if what == "output" else 4,
+                    question["leads"].get(what, 0),
                 )
                 for what, size in question["sizes"].items()
             }

@@ -440,16 +440,21 @@ class ThreadBlocks:
             raise NotTried(str(error)) from None
         file = self._place(call)
         asked = {"do": do, "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
-                 "zeros": dict(call.zeros), "unit": call.unit, **more,
+                 "zeros": dict(call.zeros), "unit": call.unit, "leads": {}, **more,
                  "operands": [operand.plain() for operand in self._operands]}  # fmt: skip
         return self._conversation.ask(asked, [file], may_lack=True)
 
-    def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
+    def alone(
+        self, call: SparseCall, launches: Sequence[dict[str, Any]], leads: Mapping[str, int] | None = None
+    ) -> Written:
         """Run the thread blocks "numbers" of each launch, and return the writes of the last launch.
+
+        Args:
+            leads: operand → bytes between the beginning of a page and its own; None: all begin at pages.
 
         Raises KernelFault, EnvironmentFault.
         """
-        n = self._ask("alone", call, launches, {}).get("written")
+        n = self._ask("alone", call, launches, {"leads": {**(leads or {})}}).get("written")
         if type(n) is not int or not 0 <= n <= MOST_ALONE // call.unit:
             self._conversation.garbage()
         assert self._file is not None
