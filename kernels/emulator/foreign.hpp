@@ -20,26 +20,30 @@ constexpr bool chooses() { return __builtin_is_constant_evaluated() ? true : cho
 
 // Around the values that become numbers of a type with fewer bits (hosts/narrow.py): whether the type holds a value is
 // one more comparison. Values and their types stay as they are.
-extern "C" __attribute__((visibility("hidden"))) void cuda_on_cpu_narrows(double value, double most);
+extern "C" __attribute__((visibility("hidden"))) void cuda_on_cpu_narrows(double value, double most, uint32_t floats,
+                                                                           bool is_signed);
 namespace cuda_on_cpu {
 // The bits of an integer that a type holds; BITS: those of a bit field.
 template <class Number, int BITS = 0>
 constexpr int bits_of() {
     using Limits = std::numeric_limits<Number>;
     if (BITS) return BITS - Limits::is_signed;
-    return Limits::is_specialized ? Limits::digits : sizeof(Number) == 2 && std::is_convertible<Number, float>::value ? 11 : 64;
+    if (Limits::is_specialized) return Limits::digits;
+    return sizeof(Number) == 2 && std::is_convertible<Number, float>::value ? 11 : 64;
 }
 template <class Narrow, int BITS = 0, class Wide>
 __attribute__((always_inline)) constexpr void narrows(Wide value) {
     using To = std::numeric_limits<Narrow>;
     using From = std::numeric_limits<Wide>;
+    constexpr int held = bits_of<Narrow, BITS>();
     // an index in a float is exact as far as all smaller integers are
-    constexpr int held = bits_of<Narrow, BITS>(), exact = From::is_integer || From::digits > held ? held : From::digits;
-    constexpr bool fewer = From::digits > held && (sizeof(Wide) > sizeof(Narrow) || sizeof(Wide) < 4 || !To::is_integer || BITS);
-    if constexpr (From::is_specialized && !std::is_same<Narrow, bool>::value && (From::is_integer ? fewer : To::is_integer))
+    constexpr int exact = From::is_integer || From::digits > held ? held : From::digits;
+    constexpr double limit = (double)((uint64_t)1 << (exact < 63 ? exact : 63)) - (To::is_integer && From::is_integer);
+    constexpr bool smaller = sizeof(Wide) > sizeof(Narrow) || sizeof(Wide) < 4 || !To::is_integer || BITS;
+    constexpr bool loses = From::is_integer ? From::digits > held && smaller : To::is_integer;
+    if constexpr (From::is_specialized && !std::is_same<Narrow, bool>::value && loses)
         if (!__builtin_is_constant_evaluated())
-            cuda_on_cpu_narrows(value < 0 && To::is_signed ? -1.0 - (double)value : (double)value,
-                                (double)((uint64_t)1 << (exact < 63 ? exact : 63)) - (To::is_integer && From::is_integer));
+            cuda_on_cpu_narrows((double)value, limit, !From::is_integer + 2 * !To::is_integer, To::is_signed);
 }
 template <class Narrow, int BITS = 0>
 struct Fits {
@@ -52,13 +56,14 @@ template <class Narrow>
 struct NarrowValue {
     Narrow value;
     template <class Wide>
-    __attribute__((always_inline)) constexpr NarrowValue(Wide wide) : value((narrows<Narrow>(wide), (Narrow)wide)) {}
+    __attribute__((always_inline)) constexpr NarrowValue(Wide wide)
+        : value((narrows<Narrow>(wide), (Narrow)wide)) {}
     __attribute__((always_inline)) constexpr operator Narrow() const { return value; }
 };
 // A cast to it reports what is cast; other casts than to numbers stay as they are.
 template <class Narrow>
-using Narrows = typename std::conditional<std::is_arithmetic<Narrow>::value || bits_of<Narrow>() == 11, NarrowValue<Narrow>,
-                                          Narrow>::type;
+using Narrows = typename std::conditional<std::is_arithmetic<Narrow>::value || bits_of<Narrow>() == 11,
+                                          NarrowValue<Narrow>, Narrow>::type;
 // A variable that operators change.
 template <class Number>
 struct Stored {

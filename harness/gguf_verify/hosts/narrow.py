@@ -140,8 +140,11 @@ class Preprocessed:
             if first["file"] == last["file"] == _SCANNED:
                 i = self._begins[self._lines.start(first["line"]) + first["byte-column"] - 1]
                 j = self._ends[self._lines.start(last["line"]) + last["byte-column"]]
-                opened = (k for k in range(i, j + 1) if self._tokens[k].text in ("(", "[", "{"))
-                return (i, j) if all(k < self._closing.get(k, -1) <= j for k in opened) else None
+                signs = [token.text for token in self._tokens[i : j + 1]]
+                opened = [i + k for k, sign in enumerate(signs) if sign in ("(", "[", "{")]
+                closed = sum(sign in (")", "]", "}") for sign in signs)
+                is_whole = closed == len(opened) and all(self._closing.get(k, j + 1) <= j for k in opened)
+                return (i, j) if is_whole else None
         return None
 
     def _implicit(self, i: int, j: int, fits: str) -> Noted:
