@@ -580,7 +580,7 @@ def _noting(
             compile_ = [*command, "-fpreprocessed", "-c", str(unit), "-o", str(compiled)]
             if _run(compile_, root, folder, shown).returncode == 0:
                 lines = {text.line_of(one) for one in conversions} - {text.line_of(one) for one in left}
-                return True, f"conversions on {counted_words(len(lines), 'lines')}" if lines else ""
+                return True, f"conversions on {counted_words(len(lines), 'lines')} are not observed" if lines else ""
             if not left:
                 break
             left = text.without(left, listed(text.scanned(text.noting(left))))

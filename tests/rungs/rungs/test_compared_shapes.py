@@ -260,6 +260,18 @@ def test_numbers_that_a_type_of_few_bits_does_not_hold_are_probed(statement: str
 
 
 @traced
+def test_conversions_with_which_a_line_does_not_compile_are_not_observed(tmp_path: Path) -> None:
+    """A name is a type's in one place and a variable's in another."""
+    text = "    { auto f = [](auto a) { using T = decltype(a); return (T)a; }; const short u = f(n); acc += 0.0f * u; }"
+    source = kernel_with(tmp_path, f"{text}\n    const float T = 1.0f; acc += 0.0f * (T) - 0.0f;")
+    kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+    try:
+        assert kernel.unseen(Q4_0) == "conversions on 1 line are not observed"
+    finally:
+        kernel.close()
+
+
+@traced
 def test_only_thread_blocks_of_a_large_product_run(observed: ComparedProbes) -> None:
     assert any(p.tokens[0] * p.n > 3_000_000 for p, needs in observed.probes if needs is not None)
     of_shapes = observed.probes[: observed.shapes]
