@@ -182,6 +182,9 @@ struct Request {
     uint32_t converts;        // convert floats to integers like this processor, even where a GPU differs
     uint64_t some;            // about how many blocks run in ascending order, chosen by the seed; 0: all. It ends as
                               // WAITING if one might depend on others: at its first strong operation
+    const uint64_t* watched;  // addresses of numbers, `n_watched`
+    uint64_t* writers;        // of a launch without `some`, set to the blocks that may have changed them; with it, these
+    uint64_t n_watched, n_writers;  // blocks run too
 };
 
 // UNFENCED: a race with a bulk copy that barriers do not end.

@@ -172,6 +172,10 @@ class Host(ABC):
     #: How many thread blocks of a launch run, about, and the seed of the choice. None: all. Only the CPU host can
     #: choose; it raises NotTried if one of them might depend on others.
     some: tuple[int, int] | None = None
+    #: Addresses of numbers that a whole launch writes, at least 2 bytes each, and the thread blocks that may have
+    #: written them, which run with `some`. Only the CPU host notes them.
+    watched: Sequence[int] = ()
+    writers: Sequence[int] = ()
 
     @property
     def shared_fill(self) -> int | None:

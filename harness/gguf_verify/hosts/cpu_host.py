@@ -81,6 +81,8 @@ class Request(ctypes.Structure):
         ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("page", ctypes.c_uint32),
         ("alone", ctypes.c_uint64), ("made", ctypes.POINTER(ctypes.c_uint64)), ("most_made", ctypes.c_uint64),
         ("in_turn", ctypes.c_uint32), ("converts", ctypes.c_uint32), ("some", ctypes.c_uint64),
+        ("watched", ctypes.POINTER(ctypes.c_uint64)), ("writers", ctypes.POINTER(ctypes.c_uint64)),
+        ("n_watched", ctypes.c_uint64), ("n_writers", ctypes.c_uint64),
     ]  # fmt: skip
 
 
@@ -229,6 +231,8 @@ def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
 
 
 ORDINARY = Schedule()
+#: The number of no thread block.
+_NO_BLOCK = 2**64 - 1
 
 
 class CpuHost(Host):
@@ -374,6 +378,9 @@ class CpuHost(Host):
             three(*grid), three(*block), pointers, shared, self.threads, ctypes.byref(request), ctypes.byref(report)
         )
         self.adds_floats = self.adds_floats or bool(report.adds_floats)
+        if self.watched:
+            found = {request.writers[i] for i in range(request.n_writers)}
+            self.writers = sorted(found - {_NO_BLOCK})
         self._raise(outcome, report, buffers, shared)
         return report
 
@@ -452,8 +459,13 @@ class CpuHost(Host):
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
         fill = schedule.fill if self.shared_fill is None else self.shared_fill
         some, seed = self.some or (0, schedule.seed % 2**64)
-        order = _ORDERS[schedule.order]
-        return Request(order, fill, seed, ranges, len(buffers), converts=schedule.converts, some=some)
+        order, request = _ORDERS[schedule.order], ctypes.c_uint64 * len(self.watched)
+        writers = self.writers if some else [_NO_BLOCK] * (len(self.watched) * self.threads)
+        return Request(
+            order, fill, seed, ranges, len(buffers), converts=schedule.converts, some=some,
+            watched=request(*self.watched), writers=(ctypes.c_uint64 * len(writers))(*writers),
+            n_watched=len(self.watched), n_writers=len(writers),
+        )  # fmt: skip
 
     def _outside_shared(self, said: str) -> None:
         raise KernelFinding("outside", said)

@@ -238,6 +238,19 @@ def test_an_output_that_some_of_the_blocks_leave_is_found(tmp_path: Path) -> Non
     kernel.close()
 
 
+def test_later_runs_have_the_blocks_at_the_ends_of_rows(tmp_path: Path) -> None:
+    """Their numbers in a grid of one dimension depend on the kernel."""
+    text = WIDE.replace('["N", "M"]', '"M * N"').replace("blockIdx.y * N + blockIdx.x", "i")
+    text = text.replace("    if (", "    const int i = blockIdx.x * 1009 % gridDim.x;\n    if (", 1)
+    text = text.replace("GIVES", "(unsigned long long)w % 16 && i % N == N - 1")
+    (tmp_path / "k.cu").write_text(text)
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    rows = np.zeros((1500, 18), np.uint8)
+    with pytest.raises(KernelFault, match="outputs change with"):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), np.ones((3, 32), np.float32))
+    kernel.close()
+
+
 def test_the_whole_run_of_many_threads_has_aligned_operands(tmp_path: Path) -> None:
     """As most callers pass them: one block goes wrong there, which is none of those that run again."""
     (tmp_path / "k.cu").write_text(WIDE.replace("GIVES", "blockIdx.x == 303 && (unsigned long long)w % 16 == 0"))

@@ -243,16 +243,18 @@ class Products:
         """
         if not self._conversation.ready() and self._held is not None:
             self._held.place, self._held.called = None, False
-        some = runs.some(more.get("launches", ()))
+        some, whole = runs.some(more.get("launches", ())), more
         places, made = self._places(runs, _key(operands), some is not None and self._apart), list[Arrays]()
         budget, turn, part = self._conversation.budget(len(places)), 0, None
+        if some is not None and self._apart and len(places) > 1:
+            whole = {**more, "watched": [some, _key(operands)]}
         try:
             for turn, place in enumerate(places):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
                 at = place, min(turn, 1)
                 if turn and part is not None and self._same_in_part(operands, more, runs, at, budget, part):
                     continue
-                answer, said = self._once(operands, more, runs, at, budget)
+                answer, said = self._once(operands, more if turn else whole, runs, at, budget)
                 made.append(answer)
                 part = _Part([some, _key(operands)], answer) if some is not None and not turn else part
             if self._held is not None and len(places) > 1:
