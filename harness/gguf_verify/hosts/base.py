@@ -174,7 +174,7 @@ class Host(ABC):
     some: tuple[int, int] | None = None
     #: Addresses of numbers that a whole launch writes, at least 2 bytes each, and the thread blocks that may have
     #: written them, which run with `some`. Only the CPU host notes them.
-    watched: Sequence[int] = ()
+    watches: Sequence[int] = ()
     writers: Sequence[int] = ()
 
     @property

@@ -378,7 +378,7 @@ class CpuHost(Host):
             three(*grid), three(*block), pointers, shared, self.threads, ctypes.byref(request), ctypes.byref(report)
         )
         self.adds_floats = self.adds_floats or bool(report.adds_floats)
-        if self.watched:
+        if self.watches:
             found = {request.writers[i] for i in range(request.n_writers)}
             self.writers = sorted(found - {_NO_BLOCK})
         self._raise(outcome, report, buffers, shared)
@@ -459,12 +459,12 @@ class CpuHost(Host):
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
         fill = schedule.fill if self.shared_fill is None else self.shared_fill
         some, seed = self.some or (0, schedule.seed % 2**64)
-        order, request = _ORDERS[schedule.order], ctypes.c_uint64 * len(self.watched)
-        writers = self.writers if some else [_NO_BLOCK] * (len(self.watched) * self.threads)
+        order, request = _ORDERS[schedule.order], ctypes.c_uint64 * len(self.watches)
+        writers = self.writers if some else [_NO_BLOCK] * (len(self.watches) * self.threads)
         return Request(
             order, fill, seed, ranges, len(buffers), converts=schedule.converts, some=some,
-            watched=request(*self.watched), writers=(ctypes.c_uint64 * len(writers))(*writers),
-            n_watched=len(self.watched), n_writers=len(writers),
+            watched=request(*self.watches), writers=(ctypes.c_uint64 * len(writers))(*writers),
+            n_watched=len(self.watches), n_writers=len(writers),
         )  # fmt: skip
 
     def _outside_shared(self, said: str) -> None:

@@ -440,9 +440,9 @@ def test_the_blocks_that_wrote_watched_numbers_are_among_some(build: Build, thre
     host, blocks = CpuHost(threads), 3001
     kernel = build("void k(uint32_t* y) { y[blockIdx.x * 1009 % 3001] = 1; }", host)
     buffer, watched = host.output(4 * blocks), [3, 70, 1500, 2999]
-    host.watched = [buffer.address + 4 * at for at in watched]
+    host.watches = [buffer.address + 4 * at for at in watched]
     host.launch(kernel, (blocks, 1, 1), (1, 1, 1), [buffer])
-    host.watched, host.some = (), (10, 1)
+    host.watches, host.some = (), (10, 1)
     assert {at * pow(1009, -1, blocks) % blocks for at in watched} <= {*host.writers}
     assert len(host.writers) <= threads * len(watched)
     buffer = host.output(4 * blocks)

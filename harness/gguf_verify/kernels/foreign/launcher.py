@@ -62,14 +62,14 @@ class Launcher:
         try:
             held = {name: (mapped, _buffer(self._host, mapped)) for name, mapped in operands.items()}
             self._host.some = tuple(question["some"]) if "some" in question else None
-            self._host.watched = self._border(held, *question["watched"]) if "watched" in question else ()
+            self._host.watches = self._border(held, *question["watched"]) if "watched" in question else ()
             _launched(self._host, self._kernels, question, {**held, **loaded})
         except HarnessError as error:
             if "some" in question and isinstance(error, EnvironmentFault):
                 raise
             raise Fault.of(error) from None
         finally:
-            self._host.some, self._host.watched = None, ()
+            self._host.some, self._host.watches = None, ()
         return {}
 
     def _border(self, held: dict[str, tuple[Mapped, Any]], blocks: int, seed: int) -> list[int]:
@@ -79,7 +79,7 @@ class Launcher:
             blocks: that run later, about half of them the writers of these; each thread may find another one.
         """
         rng, found = np.random.default_rng(seed), list[int]()
-        count = max(1, blocks // (2 * _SIDES * self._host.threads))
+        count = max(1, blocks // (2 * _SIDES * (self._host.threads or 1)))
         for mapped, buffer in held.values():
             operand, width = mapped.operand, dtype_of(mapped.operand.dtype).itemsize
             if operand.role != "output" or len(operand.shape) != 2 or 0 in operand.shape or width < 2:

@@ -175,7 +175,7 @@ class HugeProbes:
         return False
 
     def _leave(self, what: str, why: str) -> None:
-        left = f"{what} of {'2^31' if '·' in what else '2^24'} and more", why
+        left = f"{what} of {'2^31 values or bytes' if '·' in what else '2^24'} and more", why
         if left not in self.found.not_covered:
             self.found.not_covered.append(left)
 
