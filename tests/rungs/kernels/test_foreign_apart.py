@@ -207,6 +207,7 @@ extern "C" __global__ void gemm(const unsigned char* w, const void* x, float* y,
     ("gives", "said"),
     [
         ("w[N * 18] * 1e-30f", "past the end of"),
+        ("(blockIdx.x == 303 ? w[N * 18] : 0) * 1e-30f", "past the end of"),
         ("(unsigned long long)w % 4096 == 0", "address"),
         ("calls++", "not deterministic"),
         ("atomicAdd(&calls, 1) * 0 + (blockIdx.x == 301 && (unsigned long long)w % 4096 == 0)", "address"),

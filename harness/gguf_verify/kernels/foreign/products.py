@@ -220,11 +220,13 @@ class Products:
         return (*runs.walls, last) if held is not None and held.once and others else runs.walls
 
     def _places(self, runs: Runs, key: int, in_part: bool) -> list[Place]:
-        """Return where the operands lie in the runs of a call. `in_part`: only the first one is whole, as most callers
-        make it, with aligned operands."""
+        """Return where the operands lie in the runs of a call. `in_part`: only the first one is whole, with aligned
+        operands, as most callers make it, and with a wall directly behind them, if one of the runs has it."""
         walls = self._walls(runs, key)
         unaligned = (runs.unaligned() if "apart" in walls else ()) or [{}]
-        first, *further = [{}, *filter(None, unaligned)] if in_part else unaligned
+        if in_part:
+            walls = walls[-1], *walls[:-1]
+        first, *further = [{}, *filter(None, unaligned)] if in_part and walls[0] == "apart" else unaligned
         places: list[Place] = [(wall, first if wall == "apart" else {}) for wall in walls]
         return [*places, *(("apart", least) for least in further)]
 
