@@ -226,7 +226,7 @@ class Products:
         unaligned = (runs.unaligned() if "apart" in walls else ()) or [{}]
         if in_part:
             walls = walls[-1], *walls[:-1]
-        first, *further = [{}, *filter(None, unaligned)] if in_part and walls[0] == "apart" else unaligned
+        first, *further = [{}, *filter(None, unaligned)] if in_part else unaligned
         places: list[Place] = [(wall, first if wall == "apart" else {}) for wall in walls]
         return [*places, *(("apart", least) for least in further)]
 
