@@ -9,10 +9,12 @@ namespace cuda_on_cpu {
 struct Comparison {
     uint64_t at;                 // the call's return address; relative to the library when it is reported
     uint64_t times;              // how often it was made
-    uint32_t which;              // 0, or 1 + the number of a case
+    uint32_t which;              // 0, or 1 + the number of a case; or CONVERTS + `floats` of `cuda_on_cpu_narrows`
     uint32_t outcomes;           // bit 0: a < b, 1: a = b, 2: a > b; 3 to 5: of integers read as unsigned
     double a[2], b[2], apart[2];  // the smallest and the largest of each operand, and of a - b
 };
+
+constexpr uint32_t CONVERTS = 1u << 31;
 
 class Comparisons {
   public:
@@ -79,10 +81,13 @@ COMPARES_INTEGERS(const_cmp4, int32_t)
 COMPARES_INTEGERS(const_cmp8, int64_t)
 COMPARES(cmpf, float, outcome_of(a, b))
 COMPARES(cmpd, double, outcome_of(a, b))
-// of a value that a type of fewer bits gets (foreign.hpp), and the largest number that the type holds
-__attribute__((visibility("hidden"), used)) void cuda_on_cpu_narrows(int64_t value, int64_t most) {
-    const uint32_t outcome = cuda_on_cpu::outcome_of(value, most);
-    cuda_on_cpu::comparisons.note(__builtin_return_address(0), 0, outcome, (double)value, (double)most);
+// of a value that a type of fewer bits gets (foreign.hpp), and the largest number that the type holds; floats: 1 if it
+// is one, 2 if the type is
+__attribute__((visibility("hidden"), used)) void cuda_on_cpu_narrows(double value, double most,
+                                                                            uint32_t floats, bool is_signed) {
+    using namespace cuda_on_cpu;
+    if (is_signed && value < 0) value = -1 - value;
+    comparisons.note(__builtin_return_address(0), CONVERTS | floats, outcome_of(value, most), value, most);
 }
 // cases: their number, the bits of the value, and the values
 __attribute__((visibility("hidden"), used)) void __sanitizer_cov_trace_switch(uint64_t value, const uint64_t* cases) {

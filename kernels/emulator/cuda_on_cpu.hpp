@@ -158,12 +158,12 @@ IN_RUNNER void proxy_fence();
 
 // The memory passed to a launch. hosts/cpu_host.py has the same structs. With a `content`, the memory is sparse: pages
 // are created on first access, and the content repeats in it every `period` bytes, up to its last `zeros` bytes, which
-// are zero. Inputs then cannot be written.
+// are zero. Inputs then cannot be written. It begins at a page, the operand `lead` bytes behind.
 struct Range {
     uint64_t begin, size;
     const uint8_t* content;
     uint64_t period, zeros;
-    uint32_t output, unused;
+    uint32_t output, lead;
 };
 
 enum Order : uint32_t { ASCENDING = 0, DESCENDING = 1, SEEDED = 2 };
@@ -182,6 +182,9 @@ struct Request {
     uint32_t converts;        // convert floats to integers like this processor, even where a GPU differs
     uint64_t some;            // about how many blocks run in ascending order, chosen by the seed; 0: all. It ends as
                               // WAITING if one might depend on others: at its first strong operation
+    const uint64_t* watched;  // addresses of numbers, `n_watched`
+    uint64_t* writers;        // of a launch without `some`, set to the blocks that may have changed them; with it, these
+    uint64_t n_watched, n_writers;  // blocks run too
 };
 
 // UNFENCED: a race with a bulk copy that barriers do not end.

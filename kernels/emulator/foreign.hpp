@@ -18,41 +18,92 @@ constexpr bool chooses() { return __builtin_is_constant_evaluated() ? true : cho
 }  // namespace cuda_on_cpu
 #define GGUF_VERIFY_CHOOSES &&::cuda_on_cpu::chooses()
 
-// Follow each cast to a type of few bits, or precede the value that a variable of one begins with (hosts/for_cpu.py):
-// whether the type holds a wider integer is one more comparison.
-extern "C" __attribute__((visibility("hidden"))) void cuda_on_cpu_narrows(int64_t value, int64_t most);
+// Around the values that become numbers of a type with fewer bits (hosts/narrow.py): whether the type holds a value is
+// one more comparison. Values and their types stay as they are.
+extern "C" __attribute__((visibility("hidden"))) void cuda_on_cpu_narrows(double value, double most, uint32_t floats,
+                                                                           bool is_signed);
 namespace cuda_on_cpu {
-template <class Narrow, class Wide>
-__attribute__((always_inline)) constexpr Narrow narrowed(Wide value) {
-    using Limits = std::numeric_limits<Narrow>;
-    if constexpr (std::is_integral<Wide>::value && sizeof(Wide) > sizeof(Narrow) && !std::is_same<Narrow, bool>::value)
-        if (!__builtin_is_constant_evaluated())
-            cuda_on_cpu_narrows((int64_t)value, Limits::is_integer      ? (int64_t)Limits::max()
-                                                : Limits::is_specialized ? (int64_t)1 << Limits::digits
-                                                                         : (int64_t)1 << (sizeof(Narrow) == 2 ? 11 : 62));
-    return (Narrow)value;
+// The bits of an integer that a type holds; BITS: those of a bit field.
+template <class Number, int BITS = 0>
+constexpr int bits_of() {
+    using Limits = std::numeric_limits<Number>;
+    if (BITS) return BITS - Limits::is_signed;
+    if (Limits::is_specialized) return Limits::digits;
+    return sizeof(Number) == 2 && std::is_convertible<Number, float>::value ? 11 : 64;
 }
-template <class Narrow>
-struct Narrows {
-    Narrow value;
+template <class Narrow, int BITS = 0, class Wide>
+__attribute__((always_inline)) constexpr void narrows(Wide value) {
+    using To = std::numeric_limits<Narrow>;
+    using From = std::numeric_limits<Wide>;
+    constexpr int held = bits_of<Narrow, BITS>();
+    // an index in a float is exact as far as all smaller integers are
+    constexpr int exact = From::is_integer || From::digits > held ? held : From::digits;
+    constexpr double limit = (double)((uint64_t)1 << (exact < 63 ? exact : 63)) - (To::is_integer && From::is_integer);
+    constexpr bool smaller = sizeof(Wide) > sizeof(Narrow) || sizeof(Wide) < 4 || !To::is_integer || BITS;
+    constexpr bool loses = From::is_integer ? From::digits > held && smaller : To::is_integer;
+    if constexpr (From::is_specialized && !std::is_same<Narrow, bool>::value && loses)
+        if (!__builtin_is_constant_evaluated())
+            cuda_on_cpu_narrows((double)value, limit, !From::is_integer + 2 * !To::is_integer, To::is_signed);
+}
+template <class Narrow, int BITS = 0>
+struct Fits {
     template <class Wide>
-    __attribute__((always_inline)) constexpr Narrows(Wide wide) : value(narrowed<Narrow>(wide)) {}
-    __attribute__((always_inline)) constexpr operator Narrow() const { return value; }
-};
-template <class Narrow>
-struct Narrowed {
-    template <class Wide>
-    __attribute__((always_inline)) constexpr Narrow operator=(Wide wide) const {
-        return narrowed<Narrow>(wide);
+    __attribute__((always_inline)) constexpr Wide operator=(Wide value) const {
+        return narrows<Narrow, BITS>(value), value;
     }
 };
+template <class Narrow>
+struct NarrowValue {
+    Narrow value;
+    template <class Wide>
+    __attribute__((always_inline)) constexpr NarrowValue(Wide wide)
+        : value((narrows<Narrow>(wide), (Narrow)wide)) {}
+    __attribute__((always_inline)) constexpr operator Narrow() const { return value; }
+};
+// A cast to it reports what is cast; other casts than to numbers stay as they are.
+template <class Narrow>
+using Narrows = typename std::conditional<std::is_arithmetic<Narrow>::value || bits_of<Narrow>() == 11,
+                                          NarrowValue<Narrow>, Narrow>::type;
+// A variable that operators change.
+template <class Number>
+struct Stored {
+    Number& to;
+#define CUDA_ON_CPU_STORED(SIGN)                                                                             \
+    template <class By>                                                                                      \
+    __attribute__((always_inline)) constexpr Number& operator SIGN##=(By&& by) const {                       \
+        using Narrow = typename std::remove_cv<Number>::type;                                                \
+        if constexpr (std::is_arithmetic<Narrow>::value && std::is_arithmetic<std::decay_t<By>>::value)      \
+            narrows<Narrow>(to SIGN by);                                                                     \
+        to SIGN##= std::forward<By>(by);                                                                     \
+        return to;                                                                                           \
+    }
+    CUDA_ON_CPU_STORED(+)
+    CUDA_ON_CPU_STORED(-)
+    CUDA_ON_CPU_STORED(*)
+    CUDA_ON_CPU_STORED(/)
+    CUDA_ON_CPU_STORED(%)
+    CUDA_ON_CPU_STORED(&)
+    CUDA_ON_CPU_STORED(|)
+    CUDA_ON_CPU_STORED(^)
+    CUDA_ON_CPU_STORED(<<)
+    CUDA_ON_CPU_STORED(>>)
+#undef CUDA_ON_CPU_STORED
+    __attribute__((always_inline)) constexpr void steps(int by) const {
+        if constexpr (std::is_integral<Number>::value && sizeof(Number) < sizeof(int))
+            narrows<typename std::remove_cv<Number>::type>(to + by);
+    }
+    constexpr decltype(auto) operator++() const { return steps(1), ++to; }
+    constexpr decltype(auto) operator--() const { return steps(-1), --to; }
+    constexpr decltype(auto) operator++(int) const { return steps(1), to++; }
+    constexpr decltype(auto) operator--(int) const { return steps(-1), to--; }
+};
+template <class Number>
+__attribute__((always_inline)) constexpr Stored<Number> stored(Number& to) {
+    return {to};
+}
 }  // namespace cuda_on_cpu
-#define GGUF_VERIFY_NARROWS(...) (::cuda_on_cpu::Narrows<__VA_ARGS__>)
-#define GGUF_VERIFY_NARROWED(...) ::cuda_on_cpu::Narrowed<__VA_ARGS__>() =
 #else
 #define GGUF_VERIFY_CHOOSES
-#define GGUF_VERIFY_NARROWS(...)
-#define GGUF_VERIFY_NARROWED(...)
 #endif
 
 // The kernel's entry point NAME_launch. Everything after the kernel's source, whose macros may have any name.

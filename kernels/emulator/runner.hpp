@@ -1039,7 +1039,7 @@ inline bool make_page(const Request& request, Report& report, uint64_t address) 
             return false;
         }
         if (mprotect((void*)page, request.page, PROT_READ | PROT_WRITE)) return false;
-        uint64_t from = (page - range.begin) % range.period;
+        uint64_t from = (page - range.begin + range.period - range.lead % range.period) % range.period;
         for (uint64_t at = 0; at < request.page;) {
             const uint64_t count = std::min(request.page - at, range.period - from);
             memcpy((char*)page + at, range.content + from, count);
@@ -1123,7 +1123,7 @@ class HandlerStack {
 };
 
 // Some of the block numbers, ascending: the grid's corners, and as many from its border, where bounds are checked, as
-// from its inside, if these have so many.
+// from its inside, if these have so many. And the writers of watched numbers: the border of the outputs is another one.
 inline std::vector<uint32_t> some_blocks(const Request& request, Dim3 grid) {
     const unsigned sizes[] = {grid.x, grid.y, grid.z};
     double inside = 1;
@@ -1143,6 +1143,10 @@ inline std::vector<uint32_t> some_blocks(const Request& request, Dim3 grid) {
         const double share = ends == dimensions ? 1 : shares[ends > 0];
         if ((double)(mixed(mixed(request.seed) ^ (b + 1)) >> 11) * 0x1p-53 < share) chosen.push_back((uint32_t)b);
     }
+    for (uint64_t i = 0; i < request.n_writers; ++i)
+        if (request.writers[i] < grid.count()) chosen.push_back((uint32_t)request.writers[i]);
+    std::sort(chosen.begin(), chosen.end());
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
     return chosen;
 }
 
@@ -1212,12 +1216,35 @@ struct Launched {
     int workers;
 };
 
+// Watched numbers, and the blocks at whose end one operating-system thread finds them changed. If others run too, one of
+// theirs may be the writer: each finds its own.
+class Watch {
+  public:
+    explicit Watch(const Request& request) {
+        for (uint64_t i = 0; i < request.n_watched; ++i) left_.push_back({request.watched[i], at(request.watched[i])});
+    }
+    void look(uint64_t block) {
+        const auto changed = [](const Watched& one) { return at(one.address) != one.before; };
+        const auto begin = std::remove_if(left_.begin(), left_.end(), changed);
+        if (begin != left_.end()) writers.push_back(block), left_.erase(begin, left_.end());
+    }
+    std::vector<uint64_t> writers;
+
+  private:
+    struct Watched {
+        uint64_t address;
+        uint16_t before;  // of a number of any size
+    };
+    static uint16_t at(uint64_t address) { return *(const volatile uint16_t*)address; }
+    std::vector<Watched> left_;
+};
+
 // The blocks that one operating-system thread runs. A block that waits for others is set aside, and others begin or
 // resume: in ascending order as many as a GPU runs at once, in other orders as many as there is room for.
 class Blocks {
   public:
-    Blocks(const Launched& launched, Report& report, std::atomic<uint64_t>& next)
-        : launched_(launched), request_(launched.request), report_(report), next_(next) {
+    Blocks(const Launched& launched, Report& report, std::atomic<uint64_t>& next, const Watch& watch)
+        : watch(watch), launched_(launched), request_(launched.request), report_(report), next_(next) {
         runner = fresh();  // now this thread has the variables
         library_ = library_of(launched.here);
         const uint64_t room = MOST_FIBERS / std::max<uint64_t>(1, launched.block.count());
@@ -1248,6 +1275,7 @@ class Blocks {
     }
     // The number of the block that ran last.
     uint64_t number() const { return runner ? runner->number : launched_.blocks; }
+    Watch watch;
 
   private:
     // The multiprocessors of an H100: a block need not run before one that waits for it and has a lower number.
@@ -1312,6 +1340,7 @@ class Blocks {
     }
     void end() {
         CHECKED(checks.end_block();)
+        watch.look(runner->number);
         quiet_ = 0, turn_of_waiting_ = true;
     }
     // Whether all blocks that have begun wait, and no other can begin. In ascending order, this is left to the time
@@ -1355,7 +1384,7 @@ inline void run_backwards(const Launched& forwards, Report& report) {
     const Launched backwards{forwards.grid, forwards.block, forwards.shared, forwards.body, forwards.argument,
                              forwards.here, request, order, forwards.blocks, forwards.blocks, 1};
     std::atomic<uint64_t> next{0};
-    Blocks(backwards, report, next).run();
+    Blocks(backwards, report, next, Watch(Request{})).run();
     checks.undo();
     for (const auto& [at, byte] : made) *at = byte;
 }
@@ -1376,10 +1405,13 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     std::vector<int> outcomes(workers, DONE);
     std::vector<uint64_t> numbers(workers);
     std::vector<Report> reports(workers);
+    const Watch watch(*request);
+    std::vector<std::vector<uint64_t>> writers(workers);
     const auto work = [&](int i) {
-        Blocks own(launched, reports[i], next);
+        Blocks own(launched, reports[i], next, watch);
         outcomes[i] = own.run();
         numbers[i] = outcomes[i] == OUTSIDE_SHARED ? blocks : own.number();  // known when all blocks have ended
+        writers[i] = own.watch.writers;
     };
     FaultHandlers handlers;
     std::vector<std::thread> pool;
@@ -1394,6 +1426,10 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     work(0);
     for (auto& t : pool) t.join();
     for (const OwnCounters& counters : own) counters.add_to_all();
+    uint64_t n = 0;
+    for (const auto& found : writers)
+        for (uint64_t block : found)
+            if (n < request->n_writers) request->writers[n++] = block;
     CHECKED(if (outcomes[0] == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
     // The first block that failed, whichever thread ran it; of those that crashed, if one did.
     const auto rank = [&](int i) { return std::make_pair(outcomes[i] == CRASHED ? 0 : outcomes[i] != DONE ? 1 : 2, numbers[i]); };

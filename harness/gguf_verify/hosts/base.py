@@ -47,6 +47,7 @@ class Sparse:
         unit: bytes of a number; `Written` counts in numbers.
         what: its name in faults, unique within a call.
         role: an input cannot be written; writes to scratch memory are not recorded.
+        lead: bytes between the beginnings of a page and of the memory.
     """
 
     nbytes: int
@@ -55,6 +56,7 @@ class Sparse:
     role: Role = "input"
     zeros: int = 0
     unit: int = 4
+    lead: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ class Written:
 
     at: npt.NDArray[np.int64]
     words: npt.NDArray[np.uint32]
+
+    def equals(self, other: Written) -> bool:
+        """Return whether both have the same numbers at the same places."""
+        return np.array_equal(self.at, other.at) and np.array_equal(self.words, other.words)
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,10 @@ class Host(ABC):
     #: How many thread blocks of a launch run, about, and the seed of the choice. None: all. Only the CPU host can
     #: choose; it raises NotTried if one of them might depend on others.
     some: tuple[int, int] | None = None
+    #: Addresses of numbers that a whole launch writes, at least 2 bytes each, and the thread blocks that may have
+    #: written them, which run with `some`. Only the CPU host notes them.
+    watches: Sequence[int] = ()
+    writers: Sequence[int] = ()
 
     @property
     def shared_fill(self) -> int | None:

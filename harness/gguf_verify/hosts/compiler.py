@@ -23,22 +23,25 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..processes.boundary import compiler as folders_of
 from ..support import scratch
 from ..support.cache import cache_dir, content_of, forget, kept, taken, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
+from ..support.text import counted as counted_words
 from .compilation import failed
 from .cuda_text import has_volatile
 from .extents import padded, with_extents
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
+from .narrow import LISTS, Noted, Preprocessed
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add only occurs where the kernel requests one.
@@ -72,12 +75,14 @@ _ROOT = "{root}"
 class Built(NamedTuple):
     """A shared library or an object, and the files that it was made from besides the unit and the tables.
 
-    `notes` are GCC's on the branches of a unit that counts what it executes; empty for another one.
+    `notes` are GCC's on the branches of a unit that counts what it executes; empty for another one. `unseen` are words
+    for conversions that a traced unit does not note; "" if it notes all.
     """
 
     content: bytes
     files: tuple[str, ...]
     notes: bytes = b""
+    unseen: str = ""
 
 
 #: Compiles a unit below the folder of the kernels with further flags. Raises EnvironmentFault.
@@ -191,7 +196,8 @@ def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile
     """
     if (foreign := as_foreign(root)) is None:
         return
-    flags = _flags_of_prelude([*CHECKS, *options] if how is _compile_checked else options)
+    special = CHECKS if how is _compile_checked else TRACES if how is _compile_traced else ()
+    flags = _flags_of_prelude([*special, *options])
     hosts = set(_listed(_precompiled_key(_WITH_PRELUDE, flags)) or ())
     foreign.note(path for path in files if not path.startswith(f"{_ROOT}/") and path not in hosts)
 
@@ -266,7 +272,7 @@ def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
 FOREIGN = "// a foreign source\n"
 _PRELUDE = "foreign.hpp"
 _WITH_PRELUDE = f'#include "emulator/{_PRELUDE}"\n'
-_CHECKED = "-DCUDA_ON_CPU_CHECKS"
+_CHECKED, _TRACED = "-DCUDA_ON_CPU_CHECKS", "-DGGUF_VERIFY_TRACED"
 
 
 def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None:
@@ -277,7 +283,7 @@ def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None
     its own version have changed, it reads the text instead.
 
     Args:
-        flags: further flags, after `FLAGS`; the only macro among them may be `_CHECKED`.
+        flags: further flags, after `FLAGS`; the only macros among them may be `_CHECKED` and `_TRACED`.
         foreign: whether it is the prelude of foreign sources.
     """
     if not _is_gcc():
@@ -478,7 +484,7 @@ def _linked(
             library = with_extents(library, made.content)
         if FOREIGN in unit:
             library = with_limits(library, made.content)
-        return Built(library, tuple(dict.fromkeys([*made.files, *files])), made.notes)
+        return Built(library, tuple(dict.fromkeys([*made.files, *files])), made.notes, made.unseen)
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -502,7 +508,13 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         listing = ["-pipe", f"-Wa,--MD,{of_assembler}"] if foreign and _is_gcc() else []
         command += [] if apart else listing
         header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
-        if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
+        noted, unseen = False, ""
+        if header and _TRACED in options:
+            plain_command = [compiler(), *FLAGS, *folders, *options, "-include", str(header), *listing]
+            noted, unseen = _noting(plain_command, source, compiled, root, [header.parent])
+        if noted:
+            pass
+        elif header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
             # GCC does not list the files of a precompiled header.
             # A foreign source need not name them: they are the emulator's, and its object is not kept.
             of_header = () if foreign else _listed(_precompiled_key(header.read_text(), plain)) or ()
@@ -522,7 +534,59 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         read = _read_files(listed, folder)
         also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
         notes = read_limited(compiled.with_suffix(".gcno")) if COUNTS[0] in options else b""
-        return Built(read_limited(compiled), (*read, *also, *of_header), notes)
+        return Built(read_limited(compiled), (*read, *also, *of_header), notes, unseen)
+
+
+#: Runs a command whose errors are more than is kept of one's output.
+_WITH_ERRORS = ("/bin/sh", "-c", 'LC_ALL=C exec "$@" 2> "$0"')
+_AS_JSON = ("-fdiagnostics-format=json", "-fdiagnostics-column-unit=byte", "-fsyntax-only")
+#: Times that conversions are left out with which a unit does not compile.
+_MOST_NOTED = 4
+
+
+def _noting(
+    command: Sequence[str], source: Path, compiled: Path, root: Path, shown: Sequence[Path]
+) -> tuple[bool, str]:
+    """Compile a foreign unit that reports the values of conversions to numbers of fewer bits (`narrow`).
+
+    Returns whether it was compiled, and words for conversions that it does not report.
+
+    Args:
+        command: compiles or preprocesses it, without its name.
+        shown: folders that it reads.
+    """
+    folder, unit, errors = source.parent, source.with_suffix(".ii"), source.with_suffix(".json")
+
+    def listed(text: str, *options: str) -> list[Any]:
+        """GCC's diagnostics."""
+        unit.write_text(text, "latin-1")
+        asked = [*_WITH_ERRORS, str(errors), *command, "-fpreprocessed", *_AS_JSON, *options, str(unit)]
+        _run(asked, root, folder, [*shown, *folders_of(command[0])])
+        found = json.loads(read_limited(errors).partition(b"\n")[0])
+        return found if isinstance(found, list) else []
+
+    expands = [*command, "-E", "-fpch-preprocess", str(source), "-o", str(unit)]
+    if _run([*expands, *_listing(source.with_suffix(".d"))], root, folder, shown).returncode:
+        return False, ""
+    text = Preprocessed(read_limited(unit).decode("latin-1"), f"{root}/cpu/")
+    try:
+        diagnostics = listed(text.scanned(text.text), *LISTS)
+        if any("error" in one["kind"] for one in diagnostics):
+            return False, ""
+        conversions = text.conversions(diagnostics)
+        left: Collection[Noted] = conversions
+        for _ in range(_MOST_NOTED):
+            unit.write_text(text.noting(left), "latin-1")
+            compile_ = [*command, "-fpreprocessed", "-c", str(unit), "-o", str(compiled)]
+            if _run(compile_, root, folder, shown).returncode == 0:
+                lines = {text.line_of(one) for one in conversions} - {text.line_of(one) for one in left}
+                return True, f"conversions on {counted_words(len(lines), 'lines')} are not observed" if lines else ""
+            if not left:
+                break
+            left = text.without(left, listed(text.scanned(text.noting(left))))
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):  # a version of GCC with another list
+        return False, f"{compiler_version()} does not list its conversions"
+    return False, "the code does not compile with notes of its conversions"
 
 
 #: An operand that is a counter of gcov.
@@ -577,7 +641,7 @@ def _plain(options: Sequence[str]) -> list[str]:
 
 def _flags_of_prelude(options: Sequence[str]) -> list[str]:
     """Return the options that the precompiled prelude of a foreign source must have as well."""
-    return [*_plain(options), *([_CHECKED] if _CHECKED in options else [])]
+    return [*_plain(options), *(macro for macro in (_CHECKED, _TRACED) if macro in options)]
 
 
 #: Put each function and each variable in its own section, so that the linker can omit unused ones, and `launch_limits`
@@ -640,7 +704,7 @@ BRANCHES = ("-fno-early-inlining", "-fno-ssa-phiopt", "--param=logical-op-non-sh
 #: Options of a traced build: GCC calls functions before comparisons, which `kernels/emulator/comparisons.hpp` defines.
 #: Without reassociation, which makes one comparison of several with 0.
 TRACES = (
-    "-O1", "-g1", *BRANCHES[1:], "-fno-tree-reassoc", "-fsanitize-coverage=trace-cmp", "-DGGUF_VERIFY_TRACED",
+    "-O1", "-g1", *BRANCHES[1:], "-fno-tree-reassoc", "-fsanitize-coverage=trace-cmp", _TRACED,
 )  # fmt: skip
 LINK_COUNTING = ["-lgcov", "-Wl,-u,__gcov_info_to_gcda"]
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
@@ -705,9 +769,9 @@ def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:
     return build(root, unit, options, how=_compile_checked)
 
 
-def build_traced(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:
+def build_traced(root: Path, unit: str, options: Sequence[str] = ()) -> Built:
     """Build a library of a foreign source that notes the operands of its comparisons. Raises EnvironmentFault."""
-    return build(root, unit, options, how=_compile_traced)
+    return build_foreign(root, unit, options, _compile_traced)
 
 
 def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:

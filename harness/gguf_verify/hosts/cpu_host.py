@@ -69,7 +69,7 @@ class Range(ctypes.Structure):
 
     _fields_ = [
         ("begin", ctypes.c_uint64), ("size", ctypes.c_uint64), ("content", ctypes.c_uint64),
-        ("period", ctypes.c_uint64), ("zeros", ctypes.c_uint64), ("output", ctypes.c_uint32), ("_", ctypes.c_uint32),
+        ("period", ctypes.c_uint64), ("zeros", ctypes.c_uint64), ("output", ctypes.c_uint32), ("lead", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -81,6 +81,8 @@ class Request(ctypes.Structure):
         ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("page", ctypes.c_uint32),
         ("alone", ctypes.c_uint64), ("made", ctypes.POINTER(ctypes.c_uint64)), ("most_made", ctypes.c_uint64),
         ("in_turn", ctypes.c_uint32), ("converts", ctypes.c_uint32), ("some", ctypes.c_uint64),
+        ("watched", ctypes.POINTER(ctypes.c_uint64)), ("writers", ctypes.POINTER(ctypes.c_uint64)),
+        ("n_watched", ctypes.c_uint64), ("n_writers", ctypes.c_uint64),
     ]  # fmt: skip
 
 
@@ -124,10 +126,11 @@ class Buffer:
 
 
 class SparseBuffer:
-    """An argument of a block run alone, at a page boundary."""
+    """An argument of a block run alone, in pages from an address on."""
 
     def __init__(self, argument: Sparse, address: int) -> None:
-        self.address, self.size, self.what, self.role = address, argument.nbytes, argument.what, argument.role
+        self.pages, self.address = range(address, address + argument.lead + argument.nbytes), address + argument.lead
+        self.size, self.what, self.role = argument.nbytes, argument.what, argument.role
         self.poison = _POISONS[argument.unit]
         self._content: Buffer | None = argument.content
         self._zeros = argument.zeros
@@ -138,14 +141,15 @@ class SparseBuffer:
         content, period = self.poison.ctypes.data, self.poison.nbytes
         if self._content is not None:
             content, period = self._content.address, self._content.size
-        return Range(self.address, self.size, content, period, self._zeros, written)
+        lead = self.address - self.pages.start
+        return Range(self.pages.start, len(self.pages), content, period, self._zeros, written, lead)
 
     def page(self, at: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Return the numbers of one of its pages, from its byte `at` on, before any write."""
+        """Return the numbers of the page at an address, before any write."""
         if self._content is None:
             return self.poison
         content = self._content.array
-        return content[(at + np.arange(mmap.PAGESIZE)) % len(content)].view(self.poison.dtype)
+        return content[(at - self.address + np.arange(mmap.PAGESIZE)) % len(content)].view(self.poison.dtype)
 
 
 #: Pages of poison, by the bytes of a number.
@@ -227,6 +231,8 @@ def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
 
 
 ORDINARY = Schedule()
+#: The number of no thread block.
+_NO_BLOCK = 2**64 - 1
 
 
 class CpuHost(Host):
@@ -292,8 +298,10 @@ class CpuHost(Host):
         more = CHECKS if checked else TRACES if traced else ()
         text = _foreign_text(unit, as_without_flags([*more, *options]))
         try:
-            if checked or traced:
-                built = Built((build_checked if checked else build_traced)(root, text, options), ())
+            if checked:
+                built = Built(build_checked(root, text, options), ())
+            elif traced:
+                built = build_traced(root, text, options)
             else:
                 built = build_foreign(root, text, [*options, *counted(root)])
         except EnvironmentFault as error:
@@ -305,6 +313,7 @@ class CpuHost(Host):
         limits = limits_of(built.content, named, sources, most_shared(architectures(author.flags)))
         parts = {"code": built.content, "limits": as_json(limits)}
         parts |= {"notes": built.notes} if built.notes else {}
+        parts |= {"unseen": built.unseen.encode()} if built.unseen else {}
         made = {entry: Artefact(name, parts) for name, entry in named.items()}
         by = compiler_version()
         return made, Compilation(by, "the CPU", ARCH_ON_CPU, unit.entries, (*used, *fixed), tuple(left))
@@ -369,6 +378,9 @@ class CpuHost(Host):
             three(*grid), three(*block), pointers, shared, self.threads, ctypes.byref(request), ctypes.byref(report)
         )
         self.adds_floats = self.adds_floats or bool(report.adds_floats)
+        if self.watches:
+            found = {request.writers[i] for i in range(request.n_writers)}
+            self.writers = sorted(found - {_NO_BLOCK})
         self._raise(outcome, report, buffers, shared)
         return report
 
@@ -386,7 +398,7 @@ class CpuHost(Host):
 
     def launch_alone(self, launches: Sequence[Blocks]) -> Written:
         sparse = {a.what: a for launch in launches for a in launch.args if isinstance(a, Sparse)}
-        room = [-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + _APART for a in sparse.values()]
+        room = [-(-(a.lead + a.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE + _APART for a in sparse.values()]
         made: set[int] = set()
         with addresses(_APART + sum(room)) as start:
             at = [start + _APART + sum(room[:i]) for i in range(len(room))]
@@ -407,17 +419,19 @@ class CpuHost(Host):
 
     @staticmethod
     def _written(output: SparseBuffer, made: Collection[int]) -> Written:
-        """Return the changes of the output. Raises KernelFault for a write past its end."""
+        """Return the changes of the output. Raises KernelFault for a write outside it."""
         number = output.poison.dtype
         at, words = [np.zeros(0, np.int64)], [np.zeros(0, number)]
-        for page in sorted(p for p in made if 0 <= p - output.address < output.size):
+        for page in sorted(p for p in made if p in output.pages):
             held = np.ctypeslib.as_array((ctypes.c_uint8 * mmap.PAGESIZE).from_address(page)).view(number)
-            found = np.flatnonzero(held != output.page(page - output.address))
+            found = np.flatnonzero(held != output.page(page))
             at.append((page - output.address) // number.itemsize + found)
             words.append(held[found])
         written = Written(np.concatenate(at), np.concatenate(words))
-        if len(written.at) and written.at[-1] >= output.size // number.itemsize:
-            raise KernelFault(f"the kernel writes past the end of its {output.what} ({output.size:,} bytes)")
+        past, before = written.at[-1:] >= output.size // number.itemsize, written.at[:1] < 0
+        if past.any() or before.any():
+            where = "past the end" if past.any() else "before the start"
+            raise KernelFault(f"the kernel writes {where} of its {output.what} ({output.size:,} bytes)")
         return written
 
     def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int) -> None:
@@ -445,8 +459,13 @@ class CpuHost(Host):
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
         fill = schedule.fill if self.shared_fill is None else self.shared_fill
         some, seed = self.some or (0, schedule.seed % 2**64)
-        order = _ORDERS[schedule.order]
-        return Request(order, fill, seed, ranges, len(buffers), converts=schedule.converts, some=some)
+        order, request = _ORDERS[schedule.order], ctypes.c_uint64 * len(self.watches)
+        writers = self.writers if some else [_NO_BLOCK] * (len(self.watches) * self.threads)
+        return Request(
+            order, fill, seed, ranges, len(buffers), converts=schedule.converts, some=some,
+            watched=request(*self.watches), writers=(ctypes.c_uint64 * len(writers))(*writers),
+            n_watched=len(self.watches), n_writers=len(writers),
+        )  # fmt: skip
 
     def _outside_shared(self, said: str) -> None:
         raise KernelFinding("outside", said)

@@ -129,3 +129,7 @@ class Lines:
     def at(self, place: int) -> int:
         """Return the line of a place in the text."""
         return bisect_right(self._starts, place)
+
+    def start(self, line: int) -> int:
+        """Return where a line begins."""
+        return self._starts[line - 1]

@@ -1,8 +1,7 @@
 """Translation of CUDA C++ for a C++ compiler: constructs that no macro can replace are rewritten, preserving lines.
 
 Launches, and bodies of host functions that make them or call the runtime, are removed; arrays in dynamic shared memory
-become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`. Conditions of `?` get a macro,
-and so do values that become numbers of few bits (`narrow`).
+become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`. Conditions of `?` get a macro.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 
 from . import ptx
 from .cuda_text import Edit, Lines, Token, brackets, edited, split, tokens_of
-from .narrow import narrowing
 
 #: Names that only host code uses: CUDA's runtime and driver, and PyTorch's.
 _HOST_NAMES = re.compile(
@@ -211,8 +209,6 @@ class _Text:
             self._directive(token)
         elif token.text == "?" and self._chooses and self.tokens[i + 1 : i + 2] and self.tokens[i + 1].text != ":":
             self.edits.append(Edit(token.start, token.start, f"{_CHOOSES} "))
-        elif self._chooses and (narrows := narrowing(self.tokens, i, self._closing)):
-            self.edits += narrows
         elif token.kind != "word":
             pass
         elif (end := self._statement(i)) is not None:

@@ -1,106 +1,226 @@
-"""Conversions to numbers of few bits in CUDA C++ text: the values that a type may not hold.
+"""Conversions to numbers of fewer bits in preprocessed C++: the values that a type may not hold.
 
-An index in a `short`, a half or an `int` is correct until a size passes what the type holds. A traced build reports
-each value with that limit as one more comparison, so that sizes on both sides of it are tried. What a kernel computes
-there decides; a conversion that loses nothing, or nothing that matters, is no fault. (Clang's
+An index in a `short`, in a float or in an `int` is correct until a size passes the type's limit. A traced build reports
+each value with that limit as one more comparison, so that sizes on both sides of it are tried. The kernel's outputs
+there decide; a conversion that loses nothing, or nothing that matters, is no fault. (Clang's
 `-fsanitize=implicit-conversion` reports the values that are lost; these are predicted.)
+
+GCC lists the implicit conversions that may change a value with their exact ranges (`-Wconversion`): in assignments,
+arguments, returned values and templates, behind any name of a type. Casts are found in the text. An expression keeps
+its value and type (`kernels/emulator/foreign.hpp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from .cuda_text import Edit, Token
+from .cuda_text import Edit, Lines, brackets, edited, tokens_of
 
-#: Follows a cast, or precedes the first value of a variable (`kernels/emulator/foreign.hpp`).
-_CAST, _VALUE = "GGUF_VERIFY_NARROWS", "GGUF_VERIFY_NARROWED"
-_SIGNS, _SIZES = {"signed", "unsigned"}, {"char", "short", "int"}
-_TYPES = {"float", "half", "__half", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32))}
-#: Words before "(T)" that leave it a cast, and signs before "T(" that leave it one.
-_BEFORE_CAST = {"return", "case", "else", "do", "throw"}
+#: Options with which GCC lists conversions, and the names of these in its list.
+LISTS = ("-Wconversion", "-Warith-conversion")
+_OPTIONS = {*LISTS, "-Wfloat-conversion"}
+#: The names of the source's and of the target's type, and of those that they stand for.
+_TYPE = re.compile(r"['‘]([^'’]+)['’](?: \{aka ['‘]([^'’]+)['’]\})?")
+_BITS = re.compile(r":(\d+)$")
+_MARKER = re.compile(r'# \d+ "((?:[^"\\]|\\.)*)"(.*)')
+_PRAGMA = re.compile(r"\s*#\s*pragma\s+GCC\s+diagnostic\b")
+_SCANNED = "gguf-verify"
+#: Words of the names of types that are numbers.
+_SIGNS = {"signed", "unsigned", "char", "short", "int", "long"}
+_TYPES = {"float", "half", "__half", "size_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64))}
+#: Words before "(T)" that leave it a cast, and signs behind it that begin its operand.
+_BEFORE_CAST, _OPERAND = {"return", "case", "else", "do", "throw"}, {*"(-~!*&+"}
+#: Signs before "T(" that leave it a conversion.
 _BEFORE_VALUE = {*"=(,+-*/%&|^[?:<>!~"} | {"return"}
-#: Other words with which a type begins.
-_OTHER_TYPES = {"const", "void", "bool", "long", "double", "size_t", "auto", "struct"}
-#: Limit for the declarators of a declaration.
-_MOST_TOKENS = 300
+#: Limit for a cast.
+_MOST_TOKENS = 16
 
 
-def narrowing(tokens: Sequence[Token], i: int, closing: Mapping[int, int]) -> list[Edit]:
-    """Return the edits of a cast to, or a declaration of, a number of few bits that begins at a token; [] if there is
-    none.
+class Added(NamedTuple):
+    """Text that is added at a place. At the same one that of the longer expression comes first, after closed ones.
 
     Args:
-        closing: place of an opening bracket → place of the closing one.
+        size: that of the expression, negative; `_CLOSES` behind one.
     """
-    end, before = _type_ends(tokens, i), tokens[i - 1].text if i else ""
-    if end == i or end >= len(tokens) or (i and _type_ends(tokens, i - 1) > i - 1):
-        return []
-    if any(token.text == "constexpr" for token in tokens[max(0, i - 3) : i]):  # its value is always the same
-        return []
-    of = " ".join(token.text for token in tokens[i:end])
-    after = tokens[end]
-    if after.text == ")" and before == "(" and closing.get(i - 1) == end:
-        ahead, behind = tokens[i - 2] if i > 1 else None, tokens[end + 1] if end + 1 < len(tokens) else None
-        is_cast = ahead is None or (ahead.kind == "sign" and ahead.text not in ")]>") or ahead.text in _BEFORE_CAST
-        taken = behind is not None and (behind.kind in ("word", "number") or behind.text == "(")
-        return [Edit(after.end, after.end, f" {_CAST}({of})")] if is_cast and taken else []
-    if after.text == ">" and before == "<" and i > 1 and tokens[i - 2].text == "static_cast":
-        return [Edit(tokens[end + 1].end, tokens[end + 1].end, f"{_VALUE}({of}) ")] if _opens(tokens, end + 1) else []
-    if (
-        after.text == "("
-        and end == i + 1
-        and before in _BEFORE_VALUE
-        and _opens(tokens, end)
-        and not _is_type(tokens, end + 1)
-    ):
-        return [Edit(after.end, after.end, f"{_VALUE}({of}) ")]
-    return [Edit(at, at, f" {_VALUE}({of})") for at in _begun(tokens, end, closing)] if after.kind == "word" else []
+
+    at: int
+    size: int
+    text: str
 
 
-def _type_ends(tokens: Sequence[Token], i: int) -> int:
-    """Return one past the last word of a type that begins at a token; the token's place if none does."""
-    if tokens[i].text in _TYPES:
-        return i + 1
-    end = i
-    while end < len(tokens) and tokens[end].text in _SIGNS | _SIZES:
-        end += 1
-    return i if end < len(tokens) and tokens[end].text in ("long", "double") else end
+#: A conversion that reports its value: what is added for it.
+Noted = tuple[Added, ...]
+_CLOSES, _LONGEST = -(1 << 62), -(1 << 61)
 
 
-def _is_type(tokens: Sequence[Token], i: int) -> bool:
-    """Return whether a type begins at a token, as in `float(int)`, a function's type, and not in `float(int(x))`."""
-    end = _type_ends(tokens, i)
-    return tokens[i].text in _OTHER_TYPES or (
-        end > i and end < len(tokens) and tokens[end].text in (",", ")", "*", "&")
-    )
+class Preprocessed:
+    """A preprocessed unit.
 
+    Args:
+        text: with line markers; each character is a byte.
+        folder: of the files whose conversions are noted.
+    """
 
-def _opens(tokens: Sequence[Token], i: int) -> bool:
-    """Return whether a bracket opens around a value."""
-    return tokens[i].text == "(" and i + 1 < len(tokens) and tokens[i + 1].text not in ("*", "&", ")", "...")
+    def __init__(self, text: str, folder: str) -> None:
+        self.text = text
+        self._lines, self._authors = Lines(text), set[int]()
+        self._markers, within = dict[int, str](), False
+        for number, line in enumerate(text.split("\n"), 1):
+            if (marker := _MARKER.match(line)) is not None:
+                within = marker[1].startswith(folder)
+                self._markers[number] = f'# {number + 1} "{_SCANNED}"{marker[2]}' if within else line
+            elif within:
+                self._authors.add(number)
+                if _PRAGMA.match(line):  # the author's, against warnings
+                    self._markers[number] = ""
+        self._tokens = tokens_of(text)
+        self._begins = {token.start: i for i, token in enumerate(self._tokens)}
+        self._ends = {token.end: i for i, token in enumerate(self._tokens)}
+        self._closing = brackets(self._tokens)
 
+    def noting(self, conversions: Collection[Noted]) -> str:
+        """Return the text with conversions that report their values."""
+        added = defaultdict[int, list[Added]](list)
+        for one in sorted(one for noted in conversions for one in noted):
+            added[one.at].append(one)
+        return edited(self.text, [Edit(at, at, "".join(one.text for one in here)) for at, here in added.items()])
 
-def _begun(tokens: Sequence[Token], at: int, closing: Mapping[int, int]) -> Iterator[int]:
-    """Yield where the values begin that the variables of a declaration get, whose first name is a token."""
-    i, name = at, True
-    while i + 1 < min(len(tokens), at + _MOST_TOKENS):
-        text = tokens[i].text
-        if tokens[i].text == "operator":
+    def scanned(self, text: str) -> str:
+        """Return a text of the unit for GCC's list, where lines of the author's files are those of the text.
+
+        Args:
+            text: its own, or with conversions.
+        """
+        lines = enumerate(text.split("\n"), 1)
+        return "\n".join(self._markers.get(number, line) for number, line in lines)
+
+    def conversions(self, listed: Sequence[Any]) -> list[Noted]:
+        """Return the conversions in the author's files.
+
+        Args:
+            listed: GCC's diagnostics of `scanned(text)`.
+        """
+        found = defaultdict[tuple[int, int], dict[str, None]](dict)
+        for one in listed:
+            place = self._range(one) if one.get("option") in _OPTIONS else None
+            types = _TYPE.findall(one.get("message", "")) if place is not None else []
+            if place is not None and len(types) > 1:
+                found[place][types[1][1] or types[1][0]] = None
+        noted = [self._implicit(*place, "".join(map(_fits, types))) for place, types in found.items()]
+        for i, token in enumerate(self._tokens):
+            if self._lines.at(token.start) in self._authors:
+                noted += [*self._cast(i), *self._step(i)]
+        return noted
+
+    def without(self, conversions: Collection[Noted], listed: Sequence[Any]) -> list[Noted]:
+        """Return the conversions on no line with an error; none if no error is on any of their lines.
+
+        Args:
+            listed: GCC's diagnostics of `scanned(noting(conversions))`.
+        """
+        errors = (one for one in listed if one.get("kind") in ("error", "fatal error"))
+        lines = {line for one in errors for line in _lines_of(one)}
+        left = [noted for noted in conversions if self.line_of(noted) not in lines]
+        return left if len(left) < len(conversions) else []
+
+    def line_of(self, noted: Noted) -> int:
+        """Return the line of a conversion."""
+        return self._lines.at(noted[0].at)
+
+    def _range(self, one: Any) -> tuple[int, int] | None:
+        """Return the first and the last token of a diagnostic's expression; None if it is no whole one."""
+        with suppress(KeyError, IndexError, TypeError):
+            at = one["locations"][0]
+            first, last = at.get("start", at["caret"]), at.get("finish", at["caret"])
+            if first["file"] == last["file"] == _SCANNED:
+                i = self._begins[self._lines.start(first["line"]) + first["byte-column"] - 1]
+                j = self._ends[self._lines.start(last["line"]) + last["byte-column"]]
+                signs = [token.text for token in self._tokens[i : j + 1]]
+                opened = [i + k for k, sign in enumerate(signs) if sign in ("(", "[", "{")]
+                closed = sum(sign in (")", "]", "}") for sign in signs)
+                is_whole = closed == len(opened) and all(self._closing.get(k, j + 1) <= j for k in opened)
+                return (i, j) if is_whole else None
+        return None
+
+    def _implicit(self, i: int, j: int, fits: str) -> Noted:
+        """Return an expression that becomes a number of another type. Of a compound assignment, its result does."""
+        start, end, k = self._tokens[i].start, self._tokens[j].end, i
+        while k < j and not self._at(k, r"(?:[-+*/%&|^]|<<|>>)=(?!=)"):
+            k = self._closing.get(k, k) + 1
+        if i < k < j:
+            stored = Added(start, start - end, f"({fits}::cuda_on_cpu::stored(")
+            return stored, Added(self._tokens[k - 1].end, _CLOSES, ")"), Added(end, _CLOSES, ")")
+        return Added(start, start - end, f"({fits}"), Added(end, _CLOSES, ")")
+
+    def _at(self, i: int, pattern: str) -> bool:
+        """Return whether a sign of several characters begins at a token."""
+        return re.match(pattern, self.text[self._tokens[i].start : self._tokens[i].start + 4]) is not None
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The names that the text gives to types."""
+        tokens, found = self._tokens, {*_TYPES}
+        for i, token in enumerate(tokens[:-2]):
+            if token.text in ("using", "typename", "class") and tokens[i + 2].text in ("=", ",", ">"):
+                found.add(tokens[i + 1].text)
+            elif token.text == "typedef":
+                end = next((j for j in range(i, len(tokens)) if tokens[j].text in (";", "{")), i)
+                found |= {tokens[end - 1].text} if tokens[end].text == ";" else set()
+        return found
+
+    def _type_ends(self, i: int) -> int:
+        """Return one past the last token of a type's name that begins at a token; its place if none does."""
+        end = i
+        while end < len(self._tokens) and self._tokens[end].text in _SIGNS:
+            end += 1
+        return end if end > i else i + (i < len(self._tokens) and self._tokens[i].text in self._names)
+
+    def _cast(self, i: int) -> Iterator[Noted]:
+        """Yield the cast that begins at a token."""
+        tokens, begins = self._tokens[: i + _MOST_TOKENS], i + 2 if self._tokens[i].text == "static_cast" else i
+        begins += tokens[i].text == "("
+        if not i > 0 or (end := self._type_ends(begins)) == begins or end + 1 >= len(tokens):
             return
-        if name and tokens[i].kind == "word" and tokens[i + 1].text == "=" and not _equals(tokens, i + 1):
-            yield tokens[i + 1].end
-            i += 1
-        elif name and tokens[i].kind == "word" and tokens[i + 1].text not in (",", "["):
+        name, before = " ".join(token.text for token in tokens[begins:end]), tokens[i - 1]
+        if tokens[i].text == "static_cast":
+            if tokens[end].text == ">" and tokens[end + 1].text == "(":
+                yield (Added(tokens[end + 1].end, _LONGEST, _fits(name)),)
+        elif tokens[i].text == "(":
+            is_cast = before.text in _BEFORE_CAST if before.kind == "word" else before.text not in (")", "]")
+            operand = tokens[end + 1].kind in ("word", "number", "char") or tokens[end + 1].text in _OPERAND
+            if tokens[end].text == ")" and is_cast and operand:
+                yield (Added(tokens[end].end, _LONGEST, f"(::cuda_on_cpu::Narrows<{name}>)"),)
+        elif end == i + 1 and tokens[end].text == "(" and before.text in _BEFORE_VALUE:
+            inner = self._type_ends(end + 1)
+            is_type = inner > end + 1 and tokens[inner : inner + 1] != [] and tokens[inner].text != "("
+            if not is_type and tokens[end + 1].text not in ("*", "&", ")", "const", "void"):
+                yield (Added(tokens[end].end, _LONGEST, _fits(name)),)
+
+    def _step(self, i: int) -> Iterator[Noted]:
+        """Yield the variable at a token that `++` or `--` steps."""
+        tokens = self._tokens
+        if tokens[i].kind != "word" or not 1 < i < len(tokens) - 2:
             return
-        elif text in ("(", "[", "{"):
-            i = closing.get(i, len(tokens))
-        elif text in (";", ")", "}", "]") or tokens[i].kind == "directive":
-            return
-        name = text == ","
-        i += 1
+        ahead = self._at(i - 2, r"\+\+|--") and tokens[i + 1].text not in ("[", ".", "->", "(", "::")
+        if ahead or (self._at(i + 1, r"\+\+|--") and tokens[i - 1].text not in (".", "->", "::")):
+            start, end = tokens[i].start, tokens[i].end
+            yield Added(start, start - end, "::cuda_on_cpu::stored("), Added(end, _CLOSES, ")")
 
 
-def _equals(tokens: Sequence[Token], i: int) -> bool:
-    """Return whether a sign = is a comparison, or begins braces."""
-    after = tokens[i + 1] if i + 1 < len(tokens) else None
-    return after is None or after.text == "{" or (after.text == "=" and after.start == tokens[i].end)
+def _lines_of(one: Any) -> Iterator[int]:
+    """Yield the lines of the author's files in a diagnostic and those below it."""
+    for at in one.get("locations", ()):
+        yield from (of["line"] for of in at.values() if isinstance(of, dict) and of.get("file") == _SCANNED)
+    for child in one.get("children", ()):
+        yield from _lines_of(child)
+
+
+def _fits(name: str) -> str:
+    """Return what precedes a value that becomes a number of a type."""
+    bits = _BITS.search(name)
+    return f"::cuda_on_cpu::Fits<{_BITS.sub('', name)}, {bits[1] if bits else 0}>() = "

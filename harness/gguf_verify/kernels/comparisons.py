@@ -23,6 +23,25 @@ class Comparison:
     place: str
     number: int
 
+    @property
+    def converts(self) -> bool:
+        """Whether it compares a value with the largest that a type of fewer bits holds."""
+        return self.number & _CONVERTS != 0
+
+    @property
+    def of_float(self) -> bool:
+        """Whether this value is a float, or the type is."""
+        return self.converts and self.number & 3 != 0
+
+    @property
+    def to_float(self) -> bool:
+        """Whether the type is a float."""
+        return self.converts and self.number & 2 != 0
+
+
+#: A bit of a comparison's number (`kernels/emulator/comparisons.hpp`).
+_CONVERTS = 1 << 31
+
 
 @dataclass(frozen=True)
 class Operands:

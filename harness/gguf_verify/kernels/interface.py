@@ -271,6 +271,10 @@ class Kernel(Candidate):
         """Return the comparisons in the declaration of the launches of such a product. Raises KernelFault."""
         return {}
 
+    def unseen(self, fmt: WeightFormat) -> str:
+        """Return the conversions to smaller types that are no comparisons, in words; "". Raises EnvironmentFault."""
+        return ""
+
     def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
         """Return the whole output of a product that is small enough, float32[M, N]. Raises KernelFault."""
         weights = self.upload(product.fmt, product.rows(range(product.n)))

@@ -434,6 +434,22 @@ def test_some_of_the_blocks(build: Build, grid: tuple[int, int, int]) -> None:
     assert inside - 30 <= (first & ~border).sum() <= inside + 60
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_blocks_that_wrote_watched_numbers_are_among_some(build: Build, threads: int) -> None:
+    """In a grid of one dimension, whose order is not known."""
+    host, blocks = CpuHost(threads), 3001
+    kernel = build("void k(uint32_t* y) { y[blockIdx.x * 1009 % 3001] = 1; }", host)
+    buffer, watched = host.output(4 * blocks), [3, 70, 1500, 2999]
+    host.watches = [buffer.address + 4 * at for at in watched]
+    host.launch(kernel, (blocks, 1, 1), (1, 1, 1), [buffer])
+    host.watches, host.some = (), (10, 1)
+    assert {at * pow(1009, -1, blocks) % blocks for at in watched} <= {*host.writers}
+    assert len(host.writers) <= threads * len(watched)
+    buffer = host.output(4 * blocks)
+    host.launch(kernel, (blocks, 1, 1), (1, 1, 1), [buffer])
+    assert (host.download(buffer).view(np.uint32)[watched] == 1).all()
+
+
 @pytest.mark.parametrize("does", ["atomicAdd(y + 1, 1)", "(void)__ldcv(y + 1)"])
 def test_some_of_the_blocks_must_not_depend_on_others(build: Build, does: str) -> None:
     host = CpuHost(1)

@@ -207,6 +207,7 @@ extern "C" __global__ void gemm(const unsigned char* w, const void* x, float* y,
     ("gives", "said"),
     [
         ("w[N * 18] * 1e-30f", "past the end of"),
+        ("(blockIdx.x == 303 ? w[N * 18] : 0) * 1e-30f", "past the end of"),
         ("(unsigned long long)w % 4096 == 0", "address"),
         ("calls++", "not deterministic"),
         ("atomicAdd(&calls, 1) * 0 + (blockIdx.x == 301 && (unsigned long long)w % 4096 == 0)", "address"),
@@ -235,6 +236,19 @@ def test_an_output_that_some_of_the_blocks_leave_is_found(tmp_path: Path) -> Non
     weights, x = kernel.upload(FORMATS["Q4_0"], np.zeros((600, 18), np.uint8)), np.ones((1, 32), np.float32)
     with pytest.raises(KernelFault, match="never written"):
         [kernel.product(weights, x) for _ in range(4)]  # not every call has such weights
+    kernel.close()
+
+
+def test_later_runs_have_the_blocks_at_the_ends_of_rows(tmp_path: Path) -> None:
+    """Their numbers in a grid of one dimension depend on the kernel."""
+    text = WIDE.replace('["N", "M"]', '"M * N"').replace("blockIdx.y * N + blockIdx.x", "i")
+    text = text.replace("    if (", "    const int i = blockIdx.x * 1009 % gridDim.x;\n    if (", 1)
+    text = text.replace("GIVES", "(unsigned long long)w % 16 && i % N == N - 1")
+    (tmp_path / "k.cu").write_text(text)
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    rows = np.zeros((1500, 18), np.uint8)
+    with pytest.raises(KernelFault, match="outputs change with"):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), np.ones((3, 32), np.float32))
     kernel.close()
 
 

@@ -44,10 +44,18 @@ CONDITIONS: dict[str, Callable[[int, int, int], bool]] = {
     "if (m == 5000)": lambda m, n, k: m > 5000,
     "if ((float)M * 1.5f > 2500.0f)": lambda m, n, k: m > 1666,
 }
-#: The same of a number that a type of few bits does not hold in such products.
-NARROW: dict[str, Callable[[int, int, int], bool]] = {
-    "if (M == 7) acc += 0.0f * (unsigned short)n": lambda m, n, k: m == 7 and n > 2**16,
-    "if (N == 640) { const short t = m, u = 1; acc += 0.0f * (t + u); }": lambda m, n, k: n == 640 and m > 2**15,
+#: Code behind `M == 12` with a number that a type of few bits does not hold → the largest N that it holds.
+NARROW = {
+    "float t; t = 128 * n; acc += 0.0f * t;": 2**17,
+    "float t = n; t *= 512.0f; acc += 0.0f * (long long)t;": 2**15,
+    "short t; t = 2 * n; acc += 0.0f * t;": 2**14,
+    "short t = 3; t += 4 * n; acc += 0.0f * t;": 2**13,
+    "auto at = [](short i) { return 0.0f * i; }; acc += at(8 * n);": 2**12,
+    "auto at = [](long long i) -> short { return i; }; acc += 0.0f * at(16 * n);": 2**11,
+    "typedef short idx_t; idx_t t; t = 32 * n; acc += 0.0f * t;": 2**10,
+    "using idx_t = unsigned short; acc += 0.0f * (idx_t)(100 * n);": 655,
+    "struct { unsigned at : 7; } t; t.at = n; acc += 0.0f * t.at;": 2**7,
+    "short t = 32766; if (n == 3000) ++t; acc += 0.0f * t;": 3000,
 }
 
 
@@ -212,9 +220,16 @@ def model() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> ComparedProbes:
     """The shapes of a correct kernel with all conditions."""
-    statements = [*(f"    {c} acc += 0.0f * acc;" for c in CONDITIONS), *(f"    {c};" for c in NARROW)]
-    source = kernel_with(tmp_path_factory.mktemp("compared"), "\n".join(statements))
+    statements = "\n".join(f"    {c} acc += 0.0f * acc;" for c in CONDITIONS)
+    source = kernel_with(tmp_path_factory.mktemp("compared"), statements)
     return shapes_compared_in(f"{source}:gemm", model)
+
+
+@pytest.fixture(scope="module")
+def narrowed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> ComparedProbes:
+    """Those of one with all conversions to types of few bits."""
+    statements = "\n".join(["    if (M == 12) {", *(f"{{ {statement} }}" for statement in NARROW), "    }"])
+    return shapes_compared_in(f"{kernel_with(tmp_path_factory.mktemp('narrowed'), statements)}:gemm", model)
 
 
 def shapes_compared_in(source: str, model: Model) -> ComparedProbes:
@@ -230,11 +245,30 @@ def shapes_compared_in(source: str, model: Model) -> ComparedProbes:
 
 
 @traced
-@pytest.mark.parametrize("condition", [*CONDITIONS, *NARROW])
+@pytest.mark.parametrize("condition", CONDITIONS)
 def test_both_sides_of_a_condition_in_the_code_are_probed(condition: str, observed: ComparedProbes) -> None:
     assert observed.why_not is None
     shapes = [probe for probe, _ in observed.probes[: observed.shapes]]
-    assert {(CONDITIONS | NARROW)[condition](p.tokens[0], p.n, p.k) for p in shapes} == {False, True}
+    assert {CONDITIONS[condition](p.tokens[0], p.n, p.k) for p in shapes} == {False, True}
+
+
+@traced
+@pytest.mark.parametrize("statement", NARROW)
+def test_numbers_that_a_type_of_few_bits_does_not_hold_are_probed(statement: str, narrowed: ComparedProbes) -> None:
+    shapes = [p for p, _ in narrowed.probes[: narrowed.shapes] if p.tokens == (12,) and statement[:40] in p.because]
+    assert any(NARROW[statement] - 2 <= p.n <= NARROW[statement] + 2 for p in shapes), shapes
+
+
+@traced
+def test_conversions_with_which_a_line_does_not_compile_are_not_observed(tmp_path: Path) -> None:
+    """A name is a type's in one place and a variable's in another."""
+    text = "    { auto f = [](auto a) { using T = decltype(a); return (T)a; }; const short u = f(n); acc += 0.0f * u; }"
+    source = kernel_with(tmp_path, f"{text}\n    const float T = 1.0f; acc += 0.0f * (T) - 0.0f;")
+    kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+    try:
+        assert kernel.unseen(Q4_0) == "conversions on 1 line are not observed"
+    finally:
+        kernel.close()
 
 
 @traced

@@ -33,6 +33,7 @@ from gguf_verify.rungs.thread_blocks import BlocksAlone
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
+from tests.support.foreign_runs import altered
 from tests.support.one_matrix import OneMatrix
 from tests.support.tools import ROOT
 
@@ -210,7 +211,8 @@ def test_blocks_that_cannot_run_alone_are_not_covered(
     probes, result = tried(mode, source, model, host)
     assert result.failures == []
     assert all("of the quantizer" in said for said in probes.found.indices)
-    assert {"M·N of 2^31 and more"} <= {what for what, _ in probes.found.not_covered}
+    left = {what for what, _ in probes.found.not_covered}
+    assert {f"{what} of 2^31 values or bytes and more" for what in ("M·N", "N·K", "M·K")} <= left
     assert all(why in reason for _, reason in probes.found.not_covered), probes.found.not_covered
 
 
@@ -240,6 +242,18 @@ def test_kernels_of_users(kernel: str, tmp_path: Path, model: Model, host: CpuHo
     assert len(probes.found.grids) == 2
     assert len(probes.found.indices) == (6 if right else 1)
     assert [f.what.split(":")[0] for f in result.failures] == ([] if right else ["Q4_0 at M=40009, N=128257, K=32"])
+
+
+@pytest.mark.parametrize(("operand", "added"), [("w", 1), ("y", 1), ("x", 0)])
+def test_operands_of_large_products_begin_at_any_address(
+    operand: str, added: int, tmp_path: Path, model: Model, host: CpuHost
+) -> None:
+    statement = f"if (N * K > 1 << 30 && (unsigned long long){operand} % 16) acc += {added};"
+    path = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", f"    {statement}\n    y[i] = acc;")
+    with closing(open_foreign(f"{path}:gemm", host)) as foreign:
+        probes, result = probes_of(foreign, model)
+        probes.check_indices(Domain(m=Extent(most=4096)))
+    assert len(result.failures) == added
 
 
 def test_grids_that_cuda_refuses(source: Path, model: Model, host: CpuHost) -> None:
@@ -360,7 +374,7 @@ def test_launches_strides_and_transposed_outputs(
     right = holds == 4
     assert len(probes.found.indices) == holds
     assert ["overflows 32 bits" in failure.what for failure in result.failures] == ([] if right else [True])
-    refused = {"M·K of 2^31 and more": "3 × 1000003 × 1", "M of 2^24 and more": "3 × 17112761 × 1"}
+    refused = {"M·K of 2^31 values or bytes and more": "3 × 1000003 × 1", "M of 2^24 and more": "3 × 17112761 × 1"}
     left = {what: why.split(" its grid is ")[1] for what, why in probes.found.not_covered}
     assert left == ({what: f"{grid}, {REFUSED}" for what, grid in refused.items()} if right else {})
 

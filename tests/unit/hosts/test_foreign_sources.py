@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from gguf_verify.hosts.compilation import ForeignUnit
 from gguf_verify.hosts.for_cpu import ForCpu
 from gguf_verify.hosts.foreign_sources import ForeignSource, as_foreign, foreign_source, read_limited
 from gguf_verify.hosts.includes import included
+from gguf_verify.hosts.narrow import Preprocessed
 from gguf_verify.support.errors import EnvironmentFault
 
 
@@ -68,29 +71,61 @@ def test_a_macro_of_a_condition_stays_what_the_preprocessor_takes() -> None:
     assert second != f"#define SMALL(x) {body}"
 
 
-#: A line of a kernel → the same with notes of the values that a type of few bits may not hold.
+#: A line of preprocessed code → the same with reports of the values that a type of few bits may not hold.
 NARROW = {
-    "const short m = i / N, n = f(i, 2);": "const short m =V(short) i / N, n =V(short) f(i, 2);",
-    "y[(unsigned short)(i + 1)] = (short)i;": "y[(unsigned short) C(unsigned short)(i + 1)] = (short) C(short)i;",
-    "p = static_cast<int>(i) + float(i % N);": "p = static_cast<int>(V(int) i) + float(V(float) i % N);",
-    "for (int j = 0, e = (M); j < e; ++j)": "for (int j =V(int) 0, e =V(int) (M); j < e; ++j)",
-    "#define LOW(x) ((short)(x))": "#define LOW(x) ((short) C(short)(x))",
-    "template <class T, int N = 4> float f(short, const int (&a)[N], int = 3);": (
-        "template <class T, int N =V(int) 4> float f(short, const int (&a)[N], int = 3);"
+    "y[(unsigned short)(i + 1)] = (short)-i;": "y[(unsigned short)C(unsigned short)(i + 1)] = (short)C(short)-i;",
+    "p = static_cast<int>(i) + float(i % N) + float(int(x));": (
+        "p = static_cast<int>(V(int)i) + float(V(float)i % N) + float(V(float)int(V(int)x));"
     ),
+    "using T = short; typedef unsigned char B; a = (T)n + B(n);": (
+        "using T = short; typedef unsigned char B; a = (T)C(T)n + B(V(B)n);"
+    ),
+    "while (t < n) ++t, u--, a[i++] = 0;": "while (t < n) ++S(t), S(u)--, a[S(i)++] = 0;",
     "unsigned short a[2] = {1, 2}; const short* p = (const short*)w;": None,
-    "unsigned long long v = (long long)i; double d = (double)i; auto l = [](int) {};": None,
-    "int count(int x), size = sizeof(short); if (x == (y)) return;": None,
-    "constexpr int ALONG = 2 * N; static constexpr short S = 3;": None,
-    "int operator=(int v); std::function<float(int)> f; a < float(unsigned);": None,
+    "auto l = [](int) {}; int count(int x), size = sizeof(short); if (x == (y)) return;": None,
+    "int operator=(int v); std::function<float(int)> f; a < float(unsigned); ++p->i; q.i++;": None,
 }
 
 
+def shortened(text: str) -> str:
+    text = re.sub(r"::cuda_on_cpu::Fits<([^<>,]*), 0>\(\) = ", r"V(\1)", text)
+    return re.sub(r"\(::cuda_on_cpu::Narrows<([^<>]*)>\)", r"C(\1)", text).replace("::cuda_on_cpu::stored(", "S(")
+
+
+def preprocessed(lines: str) -> Preprocessed:
+    return Preprocessed(
+        f'# 1 "unit.cpp"\nint a = (short)b;\n# 7 "/author/k.cu" 1\n{lines}\n# 3 "unit.cpp" 2\n', "/author/"
+    )
+
+
 @pytest.mark.parametrize("line", NARROW)
-def test_values_that_become_numbers_of_few_bits_are_noted(line: str) -> None:
-    made = ForCpu().rewritten(line, "k.cu")
-    made = made.replace(" GGUF_VERIFY_NARROWED(", "V(").replace("GGUF_VERIFY_NARROWED(", "V(")
-    assert made.replace("GGUF_VERIFY_NARROWS(", "C(") == (NARROW[line] or line)
+def test_casts_to_numbers_of_few_bits_are_reported(line: str) -> None:
+    unit = preprocessed(line)
+    assert shortened(unit.noting(unit.conversions([]))) == unit.text.replace(line, NARROW[line] or line)
+
+
+def diagnostic(option: str, first: int, last: int, line: int = 4) -> dict[str, Any]:
+    ends = [{"file": "gguf-verify", "line": line, "byte-column": at} for at in (first, last)]
+    message = "conversion from 'int' to 'idx_t' {aka 'short int'} may change value"
+    return {"kind": "warning", "option": option, "message": message,
+            "locations": [{"caret": ends[0], "start": ends[0], "finish": ends[1]}]}  # fmt: skip
+
+
+def test_conversions_are_reported_where_the_compiler_lists_them() -> None:
+    unit = preprocessed("i = f(a + b); i += n; i = (c);")
+    listed = [diagnostic("-Wconversion", *at) for at in ((7, 11), (15, 20), (7, 12), (30, 40), (27, 27), (28, 28))]
+    wanted = "i = f((V(short int)a + b)); (V(short int)S(i) += n); i = ((V(short int)c));"
+    made = unit.noting(unit.conversions([*listed, diagnostic("-Wunused", 1, 1), {}, {"locations": 3}]))
+    assert shortened(made) == unit.text.replace("i = f(a + b); i += n; i = (c);", wanted)
+    assert unit.scanned(made).splitlines()[2] == '# 4 "gguf-verify" 1'
+
+
+def test_conversions_on_lines_with_errors_are_left_out() -> None:
+    unit = preprocessed("a = (short)b;\nc = (short)d;")
+    noted = unit.conversions([])
+    error = {**diagnostic("", 1, 1, 5), "kind": "error"}
+    assert [unit.line_of(one) for one in unit.without(noted, [error])] == [4]
+    assert unit.without(noted, [{**error, "locations": []}]) == []
 
 
 # ---- includes --------------------------------------------------------------------------------------------------------

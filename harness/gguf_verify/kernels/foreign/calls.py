@@ -71,21 +71,28 @@ class Operands:
 
     def lies(self, fmt: WeightFormat, shape: tuple[int, int, int]) -> dict[str, Lies]:
         """Return the memory layout of the matrices of a product [M, N, K]. Raises KernelFault."""
-        (m, n, k), names = shape, self.names(fmt, *shape)
-        sizes: dict[str, tuple[Unit, int, int]] = {
-            "weights": (unit_of(fmt), n, k), "activations": (self.activations, m, k),
-            "output": (Unit(self._declared.output), m, n),
-        }  # fmt: skip
         found = {}
-        for name, (unit, rows, values) in sizes.items():
+        for name, (operand, unit, values) in self.matrices(fmt, shape).items():
             layout, units = self._declared.layouts.of(name), values // unit.values
-            operand = layout.operand(name, "input", unit, rows, values, names)
             outer, inner = operand.shape[0], operand.shape[1] // unit.count
             step = operand.strides[0] if operand.strides is not None else inner * unit.nbytes
             row, apart = (unit.nbytes, step) if layout.transposed else (step, unit.nbytes)
             filled = (outer if layout.transposed else inner) - units
             found[name] = Lies(row, apart, unit.nbytes, units, operand.nbytes, filled, operand.tail)
         return found
+
+    def matrices(self, fmt: WeightFormat, shape: tuple[int, int, int]) -> dict[str, tuple[Operand, Unit, int]]:
+        """Return the matrices of a product [M, N, K]: operand, elements, values of a row. Raises KernelFault."""
+        (m, n, k), names = shape, self.names(fmt, *shape)
+        sizes: dict[str, tuple[Unit, int, int]] = {
+            "weights": (unit_of(fmt), n, k), "activations": (self.activations, m, k),
+            "output": (Unit(self._declared.output), m, n),
+        }  # fmt: skip
+        of = self._declared.layouts.of
+        return {
+            name: (of(name).operand(name, "input", unit, rows, values, names), unit, values)
+            for name, (unit, rows, values) in sizes.items()
+        }
 
     def tail(self, name: str, names: Mapping[str, int]) -> int:
         """Return the readable bytes behind an operand of a fused operation. Raises KernelFault."""

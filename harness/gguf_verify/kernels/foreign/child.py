@@ -27,10 +27,12 @@ thread blocks. "not_tried": whether blocks wait for others.
              operands, or [type, number]; and, under a "schedule" (the fields of `hosts.schedule.Schedule`), the
              "placed" kernel for it, whether it "adds_floats", and all of its operands: nothing is loaded. The answer
              reports whether it "adds_floats", and its reads of "unset" memory. "some": about how many thread blocks of
-             a single launch run, and the seed of the choice.
+             a single launch run, and the seed of the choice; also those that wrote the border of the outputs in the
+             last launch whose question had the same as "watched".
     alone    run single thread blocks of "launches" with sparse operands: "numbers" of each, one of the last; "sizes"
              of all operands in bytes, of which "scratch" are written for later launches; the bytes at their ends that
-             are "zeros"; and the bytes of a number of the output ("unit"). The operands of the question hold the
+             are "zeros"; the bytes before them in their first pages ("leads"); and the bytes of a number of the output
+             ("unit"). The operands of the question hold the
              repeating contents. The answer's "written" is the number of places and numbers that the last block wrote
              to the outputs "at" int64[…] and "words" uint32[…] or uint16[…].
 

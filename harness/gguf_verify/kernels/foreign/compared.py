@@ -7,6 +7,7 @@ anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,11 @@ class Comparisons:
                 a, b, apart = (_range(*ends) for ends in ranges)
                 found[Comparison(place, at << 32 | which)] = Operands(a, b, apart, outcomes, times)
         return found
+
+    def unseen(self, fmt: str) -> str:
+        """Return words for conversions to numbers of fewer bits whose values its build does not report; "" if none."""
+        path = next(iter(self._compiled.under(fmt, _TRACED).values())).parts.get("unseen")
+        return "" if path is None else Path(path).read_text()
 
     def _locate(self, blocks: ThreadBlocks, fmt: str, placed: Mapping[str, Placed], addresses: Sequence[int]) -> None:
         new = [at for at in addresses if (fmt, at) not in self._places]

@@ -21,7 +21,10 @@ from ...support.errors import EnvironmentFault, HarnessError, KernelFault, Kerne
 from ...support.numbers import number_type
 from .child import MOST_UNSET
 from .faults import Fault
-from .operands import Mapped
+from .operands import Mapped, dtype_of
+
+#: Sides of a matrix.
+_SIDES = 4
 
 
 class Launcher:
@@ -59,14 +62,36 @@ class Launcher:
         try:
             held = {name: (mapped, _buffer(self._host, mapped)) for name, mapped in operands.items()}
             self._host.some = tuple(question["some"]) if "some" in question else None
+            self._host.watches = self._border(held, *question["watched"]) if "watched" in question else ()
             _launched(self._host, self._kernels, question, {**held, **loaded})
         except HarnessError as error:
             if "some" in question and isinstance(error, EnvironmentFault):
                 raise
             raise Fault.of(error) from None
         finally:
-            self._host.some = None
+            self._host.some, self._host.watches = None, ()
         return {}
+
+    def _border(self, held: dict[str, tuple[Mapped, Any]], blocks: int, seed: int) -> list[int]:
+        """Return the addresses of outputs on the border of a matrix: of the first and the last row and column.
+
+        Args:
+            blocks: that run later, about half of them the writers of these; each thread may find another one.
+        """
+        rng, found = np.random.default_rng(seed), list[int]()
+        count = max(1, blocks // (2 * _SIDES * (self._host.threads or 1)))
+        for mapped, buffer in held.values():
+            operand, width = mapped.operand, dtype_of(mapped.operand.dtype).itemsize
+            if operand.role != "output" or len(operand.shape) != 2 or 0 in operand.shape or width < 2:
+                continue
+            (rows, columns), (row, column) = operand.shape, operand.strides or (operand.shape[1] * width, width)
+            at_row, at_column = (
+                np.array([0, size - 1, *rng.integers(0, size, count)]) * step
+                for size, step in ((rows, row), (columns, column))
+            )
+            ends = [at_row, at_row + (columns - 1) * column, at_column, at_column + (rows - 1) * row]
+            found += (buffer.address + np.concatenate(ends)).tolist()
+        return found
 
     def _scheduled(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         host = self._host.scheduled(Schedule(**question["schedule"]))
@@ -118,6 +143,7 @@ class Launcher:
                     roles.get(what, "input"),
                     zeros.get(what, 0),
                     question["unit"] if what == "output" else 4,
+                    question["leads"].get(what, 0),
                 )
                 for what, size in question["sizes"].items()
             }

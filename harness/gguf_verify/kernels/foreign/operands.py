@@ -169,6 +169,12 @@ def laid_out(
     return tuple(placed), start
 
 
+def leads_of(operands: Sequence[Operand], least: Mapping[str, int], key: int) -> dict[str, int]:
+    """Return where operands apart from walls begin in their first pages: see `laid_out`."""
+    placed, _ = laid_out(operands, 0, "apart", 0, key, least)
+    return {operand.name: operand.at % mmap.PAGESIZE for operand in placed}
+
+
 def _begins(operand: Operand, wall: Wall, key: int, least: int) -> int:
     """Return the offset of an operand in its page.
 

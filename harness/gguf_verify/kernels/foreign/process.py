@@ -43,7 +43,7 @@ from ..launches import Launched, Lies, Needs, SparseCall, SparseProduct, needed
 from ..operands import fitting, whole_blocks, whole_rows
 from ..routing import Routing
 from ..shipped import element_kernel
-from .addresses import Addresses, Call, Unaligned, all_correct
+from .addresses import Addresses, Answered, Call, Unaligned, all_correct
 from .api import TASKS
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
 from .calls import Operands
@@ -56,7 +56,7 @@ from .declared import CallDeclaration
 from .executions import Executions
 from .judge import widened
 from .names import TIME_LIMIT
-from .operands import Wall, dtype_of
+from .operands import Wall, dtype_of, leads_of
 from .oracle import ForeignOracle
 from .products import ORDINARY, Arrays, Given, Products, Runs, ThreadBlocks
 from .reported import Reports
@@ -295,7 +295,22 @@ class ForeignKernel(Kernel):
 
     def alone(self, product: SparseProduct, number: int) -> Written:
         call, names = self._sparse(product)
-        written = self.alone_in(call, product.fmt.name, names, number, product.needs)
+        fmt, shape, blocks = product.fmt, (product.m, product.n, product.k), self._blocks
+        matrices = self.operands.matrices(fmt, shape) if product.anywhere else {}
+        operands = [operand for operand, _, _ in matrices.values()]
+        types = {operand.name: operand.least for operand in operands if operand.least is not None}
+        if types and number % 2:  # of adjacent blocks, one has its operands at pages
+
+            def make(unaligned: Unaligned, _: bool) -> Answered[Written]:
+                launches = self._called_blocks(fmt.name, names, number, product.needs)
+                each = [leads_of(operands, least, number) for least in unaligned() or [{}]]
+                made = [blocks.alone(call, launches, leads) for leads in each]
+                usual = made[0] if len(made) == 1 else blocks.alone(call, launches)
+                return [next((one for one in made if not one.equals(usual)), usual)], {}
+
+            (written,), _ = self.addresses.made(Call(fmt.name, types, shape, False), make, all_correct)
+        else:
+            written = self.alone_in(call, fmt.name, names, number, product.needs)
         output = self.declaration.output
         return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
 
@@ -326,6 +341,9 @@ class ForeignKernel(Kernel):
         call, names = self._sparse(product)
         launches = self._of_blocks(product.fmt.name, names, numbers, product.needs)
         return self._comparisons.of(self._blocks, product.fmt.name, call, launches)
+
+    def unseen(self, fmt: WeightFormat) -> str:
+        return "" if self._comparisons is None else self._comparisons.unseen(fmt.name)
 
     def _sparse(self, product: SparseProduct) -> tuple[SparseCall, Mapping[str, int]]:
         """Return a product as a call, and the values of its names."""
@@ -371,9 +389,15 @@ class ForeignKernel(Kernel):
             fmt, names: as in `called`.
             needs: the thread blocks of each earlier launch that it depends on.
         """
+        return self._blocks.alone(call, self._called_blocks(fmt, names, number, needs))
+
+    def _called_blocks(
+        self, fmt: str, names: Mapping[str, int], number: int, needs: Sequence[Needs]
+    ) -> list[dict[str, Any]]:
+        """Return the launches of a call of one thread block, whose execution is noted."""
         launches = self._of_blocks(fmt, names, [number], needs)
         self._executions.call(fmt, launches[-1:])
-        return self._blocks.alone(call, launches)
+        return launches
 
     def _of_blocks(
         self, fmt: str, names: Mapping[str, int], numbers: Sequence[int], needs: Sequence[Needs]

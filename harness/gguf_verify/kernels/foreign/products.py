@@ -220,10 +220,12 @@ class Products:
         return (*runs.walls, last) if held is not None and held.once and others else runs.walls
 
     def _places(self, runs: Runs, key: int, in_part: bool) -> list[Place]:
-        """Return where the operands lie in the runs of a call. `in_part`: only the first one is whole, as most callers
-        make it, with aligned operands."""
+        """Return where the operands lie in the runs of a call. `in_part`: only the first one is whole, with aligned
+        operands, as most callers make it, and with a wall directly behind them, if one of the runs has it."""
         walls = self._walls(runs, key)
         unaligned = (runs.unaligned() if "apart" in walls else ()) or [{}]
+        if in_part:
+            walls = walls[-1], *walls[:-1]
         first, *further = [{}, *filter(None, unaligned)] if in_part else unaligned
         places: list[Place] = [(wall, first if wall == "apart" else {}) for wall in walls]
         return [*places, *(("apart", least) for least in further)]
@@ -243,16 +245,18 @@ class Products:
         """
         if not self._conversation.ready() and self._held is not None:
             self._held.place, self._held.called = None, False
-        some = runs.some(more.get("launches", ()))
+        some, whole = runs.some(more.get("launches", ())), more
         places, made = self._places(runs, _key(operands), some is not None and self._apart), list[Arrays]()
         budget, turn, part = self._conversation.budget(len(places)), 0, None
+        if some is not None and self._apart and len(places) > 1:
+            whole = {**more, "watched": [some, _key(operands)]}
         try:
             for turn, place in enumerate(places):
                 # Unwritten memory holds NaN in the first run and a small number in all others.
                 at = place, min(turn, 1)
                 if turn and part is not None and self._same_in_part(operands, more, runs, at, budget, part):
                     continue
-                answer, said = self._once(operands, more, runs, at, budget)
+                answer, said = self._once(operands, more if turn else whole, runs, at, budget)
                 made.append(answer)
                 part = _Part([some, _key(operands)], answer) if some is not None and not turn else part
             if self._held is not None and len(places) > 1:
@@ -440,16 +444,21 @@ class ThreadBlocks:
             raise NotTried(str(error)) from None
         file = self._place(call)
         asked = {"do": do, "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
-                 "zeros": dict(call.zeros), "unit": call.unit, **more,
+                 "zeros": dict(call.zeros), "unit": call.unit, "leads": {}, **more,
                  "operands": [operand.plain() for operand in self._operands]}  # fmt: skip
         return self._conversation.ask(asked, [file], may_lack=True)
 
-    def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
+    def alone(
+        self, call: SparseCall, launches: Sequence[dict[str, Any]], leads: Mapping[str, int] | None = None
+    ) -> Written:
         """Run the thread blocks "numbers" of each launch, and return the writes of the last launch.
+
+        Args:
+            leads: operand → bytes between the beginning of a page and its own; None: all begin at pages.
 
         Raises KernelFault, EnvironmentFault.
         """
-        n = self._ask("alone", call, launches, {}).get("written")
+        n = self._ask("alone", call, launches, {"leads": {**(leads or {})}}).get("written")
         if type(n) is not int or not 0 <= n <= MOST_ALONE // call.unit:
             self._conversation.garbage()
         assert self._file is not None

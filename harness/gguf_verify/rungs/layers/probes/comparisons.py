@@ -221,7 +221,7 @@ class _Search:
         without_form = False
         for signal in self.signals(comparison):
             form, shapes = self.solved(base, comparison, signal, kept)
-            without_form |= form is None
+            without_form |= form is None and not comparison.to_float  # of data, no size takes it to its limit
             uniform = all(one.uniform for one in self._made[comparison].values())
             if shapes:
                 yield Boundary(comparison.place, uniform, bool(kept), shapes)
@@ -279,9 +279,13 @@ class _Search:
         if key not in self._signals:
             changing = signals_of([*self._made[comparison].values()])
             self._signals[key] = [
-                one for one in changing if not (one.of_range and (form := self.form(comparison, one)) and form.divisor)
+                one for one in changing if not (one.of_range and self._is_no_range_test(comparison, one))
             ]
         return self._signals[key]
+
+    def _is_no_range_test(self, comparison: Comparison, signal: Signal) -> bool:
+        form = None if comparison.converts else self.form(comparison, signal)
+        return comparison.converts or (form is not None and form.divisor != 0)
 
     def form(self, comparison: Comparison, signal: Signal) -> Form | None:
         made = self._made[comparison]

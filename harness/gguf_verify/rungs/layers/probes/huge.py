@@ -175,7 +175,7 @@ class HugeProbes:
         return False
 
     def _leave(self, what: str, why: str) -> None:
-        left = f"{what} of {'2^31' if '·' in what else '2^24'} and more", why
+        left = f"{what} of {'2^31 values or bytes' if '·' in what else '2^24'} and more", why
         if left not in self.found.not_covered:
             self.found.not_covered.append(left)
 
@@ -284,6 +284,7 @@ class HugeProbes:
     ) -> tuple[Wrong | None, int]:
         """The first fault of chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
         key, share = (self._seed, of.m, of.n, of.k), _SHARE_OF_SUMS if "output" in of.fused else SHARE
+        of = replace(of, anywhere=True)
         blocks = BlocksAlone(lambda number: kernel.alone(of, number), launched, of.m * of.n, key, share)
         return self._wrong(kernel, of, blocks, crossings), len(blocks.written)
 

@@ -86,10 +86,15 @@ class Observed:
         return {one: of for one, of in (found or {}).items() if not self.calls or of.times == 1} or None
 
     def __call__(self, shape: Shape, product: SparseProduct | None = None) -> Compared | None:
-        """The comparisons of a product; of ordinary operands if it is None. Unsteady ones are not among them."""
+        """The comparisons of a product; of ordinary operands if it is None. Unsteady ones are not among them. Of
+        other operands, nor are conversions of data to floats and back, whose limits no data reach."""
         if product is None and shape in self._ordinary:
             return self._ordinary[shape]
-        found = {one: of for one, of in self.again(shape, product).items() if one not in self.unsteady}
+        found = {
+            one: of
+            for one, of in self.again(shape, product).items()
+            if one not in self.unsteady and not (one.of_float and product is not None)
+        }
         if product is None:
             self._ordinary[shape] = found
         return found or None
