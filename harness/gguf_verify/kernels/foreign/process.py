@@ -315,6 +315,10 @@ class ForeignKernel(Kernel):
             return self._reports.numbers
         return () if self._compiled is None or self._comparisons is not None else numbers_in(self.texts)
 
+    @property
+    def observed_cost(self) -> int:  # type: ignore[override]
+        return 0 if self._reports is None else self._reports.cost
+
     def compared_in_launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> Compared:
         return {} if self.declares is None else self.declares.compared(self.operands.names(fmt, m, n, k))
 

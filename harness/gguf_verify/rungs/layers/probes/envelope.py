@@ -219,6 +219,7 @@ class TypeProbes:
         elif found.left:
             why = f"it has {found.left} more"
             self.found.not_covered.append(("some shapes with which its code compares", why))
+        self.found.not_covered += found.too_large
         for place in found.far:
             self.found.not_covered.append((place, f"it compares with a number of calls, more than {MOST} away"))
         if found.probes:
