@@ -616,7 +616,7 @@ class ForeignKernel(Kernel):
             return self._made_at(products, fmt, operands, names, of, replace(usual, walls=walls, unaligned=unaligned))
 
         call = Call(fmt, types, (names["M"], names["N"], names["K"]), self._unaligned)
-        return self.addresses.made(call, make, correct)
+        return self.addresses.made(call, make, correct, products.restart)
 
     def _made_at(
         self,
