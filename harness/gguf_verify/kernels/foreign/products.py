@@ -39,8 +39,8 @@ _AT_ONCE = 16
 _OF_KEY = 64
 
 #: Runs with the operands at two places in turn: no number of calls and no period explains outputs that change with them
-#: (the beginning of the Thue-Morse sequence). A library, whose bits may do so in each call, makes a few of them. And the
-#: most runs that are repeated in a new process.
+#: (the beginning of the Thue-Morse sequence). A library, whose bits may do so in each call, makes a few. And the most
+#: runs that are repeated in a new process.
 _IN_TURN = (False, True, True, False, True, False, False, True)
 _FEW, _MOST_COUNTED = 3, 64
 
