@@ -133,7 +133,8 @@ class ForeignKernel(Kernel):
             task = self.declaration.computes in TASKS
             self._executions = Executions(compiled, self.declares is None)
             self._comparisons = Comparisons.in_code(compiled)
-            self._conversation.ending = self._executions.look
+            self._observe(self._conversation)
+            self._executions.begun(self._conversation)
             #: Builds the operands of its calls.
             self.operands = Operands(self.declaration, None if task else self.definition)
             self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
@@ -672,8 +673,11 @@ class ForeignKernel(Kernel):
     def beside(self, who: str) -> Products:
         """Start a further process of it, which the caller closes."""
         conversation = self._source.converse(who, self._time_limit, self._verbose)
-        conversation.ending = self._executions.look
+        self._observe(conversation)
         return Products(conversation)
+
+    def _observe(self, conversation: Conversation) -> None:
+        conversation.begun, conversation.ending = self._executions.begun, self._executions.look
 
     @property
     def _any_bits(self) -> bool:
