@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -86,25 +87,24 @@ def executed_until_death(log: bytes) -> dict[str, Executed]:
         return {}
     if not all(code.path.isprintable() for code in codes):
         return {}
-    files: dict[str, Executed] = {}
-    numbers: dict[tuple[str, int], int] = {}
-    unknown = set[tuple[str, int]]()
+    lines_of, branches_of = dict[str, dict[int, bool]](), dict[str, dict[tuple[int, int], tuple[bool, ...]]]()
+    unknown, numbers = set[tuple[str, int]](), Counter[tuple[str, int]]()
     for i, code in enumerate(codes):
         lines, ways = ran.get(i, (set(), set()))
         known = i in ran and i not in cut and not full
-        of = files.setdefault(code.path, Executed())
+        of_lines, of_branches = lines_of.setdefault(code.path, {}), branches_of.setdefault(code.path, {})
         for line in code.lines:
+            of_lines[line] = line in lines and of_lines.get(line, True)
             if line not in lines and not known:
                 unknown.add((code.path, line))
-            of.lines[line] = line in lines and of.lines.get(line, True)
         for branch, (line, count) in enumerate(code.branches):
-            number = numbers[code.path, line] = numbers.get((code.path, line), -1) + 1
             taken = tuple((branch, way) in ways for way in range(count))
             if all(taken) or known:
-                of.branches[line, number] = taken
+                of_branches[line, numbers[code.path, line]] = taken
+            numbers[code.path, line] += 1
     return {
-        path: Executed({line: of.lines[line] for line in of.lines if (path, line) not in unknown}, of.branches)
-        for path, of in files.items()
+        path: Executed({line: of[line] for line in of if (path, line) not in unknown}, branches_of[path])
+        for path, of in lines_of.items()
     }
 
 

@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import sysconfig
+from collections.abc import Set
 from functools import cached_property
 from pathlib import Path
 from types import CodeType
@@ -120,9 +121,9 @@ class Watched:
         if self._log is not None:
             self._log.add(WAY, self._number, *way)
 
-    def note_unknown(self, lines: set[int], ways: set[Way]) -> None:
+    def note_unknown(self, lines: Set[int], ways: Set[Way]) -> None:
         """Note what may run unseen, of the lines and ways that are open."""
-        lines, ways = self.open_lines & lines - self.unknown_lines, self.open_ways & ways - self.unknown_ways
+        lines, ways = (lines & self.open_lines) - self.unknown_lines, (ways & self.open_ways) - self.unknown_ways
         if self._log is not None and (lines or ways) and not (self.unknown_lines or self.unknown_ways):
             self._log.add(CUT, self._number)
         self.unknown_lines |= lines

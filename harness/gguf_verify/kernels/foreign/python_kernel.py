@@ -98,7 +98,7 @@ class PythonFunction:
         """Write what runs of the author's code to the operand "log", which outlives this process."""
         if self._observer is not None:
             self._logged = operands["log"]  # it stays mapped
-            self._observer.log(memoryview(self._logged.array))
+            self._observer.log(self._logged.array.data)
         return {}
 
     def reported(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
