@@ -256,6 +256,24 @@ def test_code_that_ran_before_the_process_ended_is_known(ends: str, asked: bool,
     assert end in lines
 
 
+def test_code_that_ran_before_another_process_began_is_known(tmp_path: Path) -> None:
+    ends = "    if shape.m > 3:\n        __import__('os')._exit(7)\n    w, x = weights"
+    source = altered(tmp_path, "numpy_q4_0.py", "    w, x = weights", ends)
+    kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+    rows, x = operands()
+    try:
+        weights = kernel.upload(FORMATS["Q4_0"], rows)
+        with pytest.raises(KernelFault):
+            kernel.product(weights, x)
+        kernel.product(weights, x[:2])
+        executed = kernel.executed()
+    finally:
+        kernel.close()
+    assert not executed.missing
+    assert executed.files["numpy_q4_0.py"].branches[17, 0] == (True, True)
+    assert all(executed.files["numpy_q4_0.py"].lines.values())
+
+
 def test_a_branch_whose_count_follows_from_others_is_seen_in_a_later_call(tmp_path: Path) -> None:
     term = "        acc += from_half(wb.d) * (from_half(xb.d) * sum"
     branch = "        if (from_half(wb.d) == 165.5f) { ; } else\n"

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.kernels.foreign.bytecode import Skipped
 from gguf_verify.kernels.foreign.executed import executed_by_python, executed_until_death
-from gguf_verify.kernels.foreign.observation import LOG_HEAD, Log
+from gguf_verify.kernels.foreign.observation import LOG_HEAD, Log, Watched
 from gguf_verify.kernels.foreign.operands import Mapped, MemoryFile, Operand, laid_out
 from gguf_verify.kernels.foreign.python_kernel import PythonRunner
 from gguf_verify.kernels.foreign.tracing import observe
@@ -62,6 +63,8 @@ def run(folder: Path, source: str, calls: tuple[Any, ...] = (0,), **beside: str)
     for path, of in logged.items() if files else ():
         assert files[path].lines.items() >= of.lines.items()
         assert files[path].branches.items() >= of.branches.items()
+    if not files and len(calls) > 1:  # it is noticed between two calls
+        assert all(ran for of in logged.values() for ran in of.lines.values())
     if not unobserved:
         assert {(path, line) for path in files for line in files[path].lines if files[path].lines[line]} == {
             (path, line) for path in logged for line in logged[path].lines if logged[path].lines[line]
@@ -369,7 +372,7 @@ def main(n):
 def other():
     pass
 """
-    found = run(tmp_path, source)
+    found = run(tmp_path, source, (0, 0))
     if MONITORING:
         assert found["files"]
     else:
@@ -584,6 +587,15 @@ def test_a_valid_log() -> None:
 )  # fmt: skip
 def test_invalid_logs(raw: bytes) -> None:
     assert executed_until_death(raw) == {}
+
+
+def test_a_log_of_code_that_was_cut_before() -> None:
+    code = compile("a = 1\nb = 2\n", "/k.py", "exec", dont_inherit=True)
+    watched, memory = Watched(code, Skipped(), 0), bytearray(256)
+    watched.see_line(2)
+    watched.cut(None)
+    watched.log(Log(memoryview(memory)))
+    assert executed_until_death(bytes(memory)) == {"/k.py": Executed({2: True}, {})}
 
 
 def test_a_log_without_room_says_so() -> None:
