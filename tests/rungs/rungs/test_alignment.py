@@ -236,6 +236,29 @@ def test_a_kernel_that_fails_now_and_then_has_no_limit() -> None:
     assert addresses.needed == {}
 
 
+@pytest.mark.parametrize("number", range(1, 25))
+def test_a_run_that_fails_by_its_number_has_no_limit(number: int) -> None:
+    """Each call has two runs, and a new process counts from 1 again."""
+    runs, stop = [number - 2], KernelFault("it stops")
+
+    def make(unaligned: Unaligned, again: bool) -> tuple[list[int], dict[str, object]]:
+        unaligned()
+        for _ in range(2):
+            runs[0] += 1
+            if runs[0] % number == 0:
+                runs[0] = 0
+                raise stop
+        return [0], {}
+
+    addresses = Addresses()
+    with pytest.raises(KernelFault, match="it stops"):
+        addresses.made(
+            Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers],
+            lambda: runs.__setitem__(0, 0),
+        )  # fmt: skip
+    assert addresses.needed == {}
+
+
 def test_a_repeated_call_has_all_addresses() -> None:
     """`--only-call` makes one call, whose addresses depended on those before it."""
     addresses, asked = Addresses(every=True), list[Least]()
