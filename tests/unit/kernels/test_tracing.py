@@ -262,6 +262,12 @@ def main(n):
 """
 
 
+def test_a_jump_over_many_instructions(tmp_path: Path) -> None:
+    """It has a prefix, which is an instruction by itself."""
+    body = "        x = [i, i + 1, i + 2, i + 3]\n" * 40
+    check(tmp_path, f"def main(n):\n    for i in range(2):  # 11\n{body}        if i < 5:  # 10\n            x = i\n")
+
+
 def test_a_loop_that_runs_often(tmp_path: Path) -> None:
     """What the loop may have run unseen is not reported as never run; what lies before it is."""
     found = run(tmp_path, HOT, (1, 2, 3))
