@@ -150,6 +150,12 @@ OBSERVED = {
             _CHECKED,
         ),
         ObservedFault(
+            "call-count",
+            "the outputs depend on how often the kernel was called",
+            "let no call leave anything that a later one reads: a counter, a static variable, a buffer",
+            _CHECKED,
+        ),
+        ObservedFault(
             "unaligned-operand",
             "the outputs change if an operand begins at an address that its type allows and that is no multiple "
             "of 16 bytes",
@@ -323,7 +329,7 @@ _KINDS = {
     "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
     "operand": "illegal-operand", "assumption": "false-assumption",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
-    "address": "address-dependent", "unaligned": "unaligned-operand",
+    "address": "address-dependent", "count": "call-count", "unaligned": "unaligned-operand",
 }  # fmt: skip
 
 

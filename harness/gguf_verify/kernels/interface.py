@@ -197,6 +197,8 @@ class Kernel(Candidate):
     compares: Observation | None = None
     #: Integers in its code that may be compared with sizes, as far as `compared` has met the code.
     numbers: Sequence[CodeNumber] = ()
+    #: Of a kernel that `compares` in calls: what the last call of `compared` cost, in multiply-adds.
+    observed_cost = 0
     #: The arguments of a mixture-of-experts kernel, None for others: see `routed`.
     takes_experts: Taken | None = None
 

@@ -164,6 +164,7 @@ FindingKind = Literal[
     "unwritten",
     "changing",
     "address",
+    "count",
     "unaligned",
 ]
 

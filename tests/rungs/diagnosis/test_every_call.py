@@ -105,7 +105,9 @@ def gemm(weights, activations, shape, out):
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ("out[:] = calls", "not-deterministic"),
+        ("out[:] = calls", "call-count"),
+        ("out[:] = calls == 3", "call-count"),  # the first call's third run, at other addresses
+        ("out[:] = np.random.random()", "not-deterministic"),
         ("out[: shape.m if calls % 2 else 0] = 1", "unwritten"),
     ],
 )

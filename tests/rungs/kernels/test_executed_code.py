@@ -202,32 +202,76 @@ def test_a_call_that_breaks_its_process_is_observed(tmp_path: Path) -> None:
 
 
 EXITS = """
+import ctypes
 import os
 from gguf_verify import kernel
 
 @kernel(formats=["Q4_0"], semantics="q8_1")
 def gemm(w, x, shape):
-    os._exit(7)
+    for _ in range(3):
+        if shape.m > 1000:
+            never = 1
+    ENDS
+    never = 2
+
+def unused():
+    pass
 """
+#: What its process leaves in the memory of the verifier is no fault of it, whatever it is.
+SCRIBBLES = """import gc; from gguf_verify.kernels.foreign.observation import Log
+    (log,) = [each for each in gc.get_objects() if type(each) is Log]
+    log._memory[16:40] = b"\\xff" * 24
+    os._exit(7)"""
 
 
-def test_a_function_that_always_ends_its_process_was_called(tmp_path: Path) -> None:
-    """What it had executed is lost with the process: the report says so, not that there was no call."""
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("ends", ["os._exit(7)", "os.kill(os.getpid(), 9)", "ctypes.string_at(0)", SCRIBBLES])
+def test_code_that_ran_before_the_process_ended_is_known(ends: str, asked: bool, tmp_path: Path) -> None:
+    """Functions that did not run are, too, if a process has reported them."""
     source = tmp_path / "exits.py"
-    source.write_text(EXITS)
+    source.write_text(EXITS.replace("ENDS", ends))
     kernel = open_foreign(f"{source}:gemm", CpuHost(1))
     rows, x = operands()
     try:
-        before = coverage_of(kernel.executed(), kernel.texts)
+        before = kernel.executed() if asked else None
         with pytest.raises(KernelFault):
             kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
-        after = coverage_of(kernel.executed(), kernel.texts)
+        after = kernel.executed()
     finally:
         kernel.close()
-    assert before is not None
-    assert after is not None
-    assert not before.missing
-    assert after.missing == ("its process ended before it reported what it had executed",)
+    assert before is None or not before.missing
+    if ends is SCRIBBLES:
+        assert after.missing == (() if asked else ("its process ended before it reported what it had executed",))
+        assert (after.files != {}) == asked
+        return
+    end = 12 + ends.count("\n")
+    lines = after.files["exits.py"].lines
+    ran = {1, 2, 3, 4, 6, 7, 8, 9, 11, 14} & lines.keys()
+    assert {8, 9, 11} <= ran
+    assert {line for line in lines if lines[line]} == ran
+    assert after.files["exits.py"].branches == {(8, 0): (True, True), (9, 0): (False, True)}
+    unknown = ("its process ended before it reported which functions were not executed",)
+    assert after.missing == (() if asked else unknown)
+    assert (15 in lines) == asked
+    assert end in lines
+
+
+def test_code_that_ran_before_another_process_began_is_known(tmp_path: Path) -> None:
+    ends = "    if shape.m > 3:\n        __import__('os')._exit(7)\n    w, x = weights"
+    source = altered(tmp_path, "numpy_q4_0.py", "    w, x = weights", ends)
+    kernel = open_foreign(f"{source}:gemm", CpuHost(1))
+    rows, x = operands()
+    try:
+        weights = kernel.upload(FORMATS["Q4_0"], rows)
+        with pytest.raises(KernelFault):
+            kernel.product(weights, x)
+        kernel.product(weights, x[:2])
+        executed = kernel.executed()
+    finally:
+        kernel.close()
+    assert not executed.missing
+    assert executed.files["numpy_q4_0.py"].branches[17, 0] == (True, True)
+    assert all(executed.files["numpy_q4_0.py"].lines.values())
 
 
 def test_a_branch_whose_count_follows_from_others_is_seen_in_a_later_call(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.processes.child import ChildProcess, Forked, Spawned
 from gguf_verify.processes.sandbox import sandboxed
-from gguf_verify.support.errors import EnvironmentFault, KernelFault, OracleFault, UsageError
+from gguf_verify.support.errors import EnvironmentFault, KernelFault, KernelFinding, OracleFault, UsageError
 from tests.support.foreign_runs import EXAMPLES, M, N, altered, multiplied, operands, verified
 from tests.support.processes import children, gone, kept
 from tests.support.tools import ROOT
@@ -225,6 +225,26 @@ def test_later_runs_of_many_threads_have_some_of_the_blocks(gives: str, said: st
     with found:
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
     kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("condition", "kind"),
+    [
+        ("calls == 3", "count"),  # the third run of the first call, in which the operands lie elsewhere
+        ("calls % 3 == 2", "count"),
+        ("calls > 4 && (unsigned long long)w % 4096 == 0", "address"),
+        ("calls % 4 > 1 && (unsigned long long)w % 4096 == 0", "changing"),  # neither of them alone
+    ],
+)
+def test_addresses_and_numbers_of_calls_are_told_apart(condition: str, kind: str, tmp_path: Path) -> None:
+    counted = f"    static int calls; if (i == 0) {{ calls++; acc += {condition}; }}\n    y[i] = acc;"
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', '    y[i] = acc;', counted)}:gemm", CpuHost(1))
+    rows, x = operands()
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    with pytest.raises(KernelFinding) as found:
+        [kernel.product(weights, x) for _ in range(4)]
+    kernel.close()
+    assert found.value.kind == kind
 
 
 def test_an_output_that_some_of_the_blocks_leave_is_found(tmp_path: Path) -> None:

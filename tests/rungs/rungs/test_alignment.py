@@ -216,7 +216,7 @@ def test_what_is_not_run_shows_nothing() -> None:
 
     addresses = Addresses()
     with pytest.raises(NotRun):
-        addresses.made(call, make, lambda answers: [True for _ in answers])
+        addresses.made(call, make, lambda answers: [True for _ in answers], int)
     assert (asked, addresses.needed) == ([[NEEDS]], {})
 
 
@@ -232,7 +232,30 @@ def test_a_kernel_that_fails_now_and_then_has_no_limit() -> None:
 
     addresses = Addresses()
     with pytest.raises(KernelFault, match="it stops"):
-        addresses.made(Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers])
+        addresses.made(Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers], int)
+    assert addresses.needed == {}
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_a_run_that_fails_by_its_number_has_no_limit(number: int) -> None:
+    """Each call has two runs, and a new process counts from 1 again."""
+    runs, stop = [number - 2], KernelFault("it stops")
+
+    def make(unaligned: Unaligned, again: bool) -> tuple[list[int], dict[str, object]]:
+        unaligned()
+        for _ in range(2):
+            runs[0] += 1
+            if runs[0] % number == 0:
+                runs[0] = 0
+                raise stop
+        return [0], {}
+
+    addresses = Addresses()
+    with pytest.raises(KernelFault, match="it stops"):
+        addresses.made(
+            Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers],
+            lambda: runs.__setitem__(0, 0),
+        )  # fmt: skip
     assert addresses.needed == {}
 
 
@@ -244,7 +267,7 @@ def test_a_repeated_call_has_all_addresses() -> None:
         asked.extend(unaligned())
         return [0], {}
 
-    addresses.made(Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers])
+    addresses.made(Call("Q4_0", NEEDS, (1, 1, 32), False), make, lambda answers: [True for _ in answers], int)
     assert sorted(map(sorted, asked)) == [
         ["activations"], ["activations", "output"], ["activations", "output", "weights"], ["activations", "weights"],
         ["output"], ["output", "weights"], ["weights"],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +19,19 @@ from gguf_verify.kernels.comparisons import Compared, Comparison, Operands
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent
 from gguf_verify.kernels.foreign.compared import Comparisons
 from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.explain import Explanations
+from gguf_verify.rungs.layers.probes import observing
 from gguf_verify.rungs.layers.probes.along import Shape
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.comparisons import boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import Probe, plan, shapes_of
+from gguf_verify.rungs.plan import plan, shapes_of
 from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import altered, verified
+from tests.support.shown import text_of
 from tests.support.tools import FIXTURES
 from tools.measure.guards import Guard, Quantity, guard, log_uniform
 
@@ -232,10 +237,10 @@ def narrowed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Compared
     return shapes_compared_in(f"{kernel_with(tmp_path_factory.mktemp('narrowed'), statements)}:gemm", model)
 
 
-def shapes_compared_in(source: str, model: Model) -> ComparedProbes:
+def shapes_compared_in(source: str, model: Model, **options: Any) -> ComparedProbes:
     kernel = open_foreign(source, CpuHost(1))
     try:
-        run, result = Run(model, kernel, Options(progress=False, threads=1)), RungResult(name="layers")
+        run, result = Run(model, kernel, Options(progress=False, threads=1, **options)), RungResult(name="layers")
         tensor = model.tensors["blk.0.attn_k.weight"]
         units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
         probes = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
@@ -391,23 +396,33 @@ def in_python(folder: Path, statements: str) -> str:
     return f"{folder / 'k.py'}:gemm"
 
 
+#: One of these → the product that would be needed.
+TOO_LARGE = {
+    "if M * N > 300000: pass": "it needs a call of M=1, N=300000, K=1280: 385,048,576 multiply-adds, more than 268,",
+    "np.zeros(70000)[:N]": "it needs a call of M=67, N=70000, K=1280: 6,003,200,000 multiply-adds, more than 268,",
+}
+
+
 @pytest.fixture(scope="module")
-def observed_in_python(tmp_path_factory: pytest.TempPathFactory, model: Model) -> list[Probe]:
-    """The probes of kernels with a third of the conditions each, and of one whose call raises an exception."""
+def observed_in_python(tmp_path_factory: pytest.TempPathFactory, model: Model) -> list[ComparedProbes]:
+    """Of kernels with a third of the conditions each, and of one whose call raises an exception."""
     names, found = [*OF_PYTHON], []
     for statements in (names[::3], names[1::3], names[2::3], ["raise ValueError"]):
         folder = tmp_path_factory.mktemp("compared")
         observed = shapes_compared_in(in_python(folder, "\n\n    ".join(statements)), model)
         assert observed.why_not is None
         assert all(needs is None for _, needs in observed.probes)
-        found += [probe for probe, _ in observed.probes]
+        found.append(observed)
     return found
 
 
 @pytest.mark.parametrize("statements", OF_PYTHON)
-def test_both_sides_of_a_condition_in_python_are_probed(statements: str, observed_in_python: list[Probe]) -> None:
+def test_both_sides_of_a_condition_in_python_are_probed(
+    statements: str, observed_in_python: list[ComparedProbes]
+) -> None:
     text = {"helper.is_large(weights)": "def is_large", "compiled": "def compiled"}.get(statements, statements)
-    of = [p for p in observed_in_python if text.partition("\n")[0] in p.because]
+    probes = [probe for observed in observed_in_python for probe, _ in observed.probes]
+    of = [p for p in probes if text.partition("\n")[0] in p.because]
     assert {OF_PYTHON[statements](p.tokens[0], p.n, p.k) for p in of} == {False, True}
 
 
@@ -421,3 +436,50 @@ def test_both_sides_of_a_condition_in_python_are_probed(statements: str, observe
 def test_a_process_that_tells_nothing_of_use_gives_no_probes(statements: str, model: Model, tmp_path: Path) -> None:
     observed = shapes_compared_in(in_python(tmp_path, statements), model)
     assert all(probe.because.startswith("k.py:") for probe, _ in observed.probes)  # numbers that it told before
+
+
+@pytest.mark.parametrize(("statements", "needed"), TOO_LARGE.items())
+def test_a_shape_that_is_too_large_for_a_whole_call_is_listed(
+    statements: str, needed: str, observed_in_python: list[ComparedProbes]
+) -> None:
+    """With its comparison, line and size; those beside it are tried."""
+    listed = {place: why for observed in observed_in_python for place, why in observed.too_large}
+    (why,) = (why for place, why in listed.items() if statements in place)
+    assert needed in why
+
+
+def test_a_shape_that_is_not_tried_is_in_reports(tmp_path: Path) -> None:
+    head = '@kernel(formats=["Q4_0"], semantics="q8_1"'
+    few = 'domain={"N": {"least": 256, "most": 256}, "K": {"least": 256, "most": 256}})'
+    source = altered(tmp_path, "numpy_q4_0.py", f"{head})\n", f"{head}, {few}\n")
+    source.write_text(source.read_text().replace("    w, x", "    if shape.m > 9999: pass\n    w, x"))
+    report = verified(f"{source}:gemm", "layers", probes="full", seed=3)
+    (rung,) = report.rungs
+    assert rung.verdict == "passed"
+    (why,) = (why for what, why in rung.envelopes[0].not_covered if what.endswith(": if shape.m > 9999: pass"))
+    assert why.startswith("it needs a call of M=9998, N=256, K=256: 656,293,888 multiply-adds, more than 268,435,456")
+    assert f"if shape.m > 9999: pass ({why})" in text_of(Kind.RUN, report, verbose=True, width=1000)
+
+
+def test_calls_of_python_are_limited_by_what_they_compute(model: Model, tmp_path: Path) -> None:
+    """By the passes of their loops too, and not by the time that these took."""
+    observed = shapes_compared_in(in_python(tmp_path, "for i in range(1 << 19): pass\n    if M > 900: pass"), model)
+    (why,) = (why for place, why in observed.too_large if "M > 900" in place)
+    assert "M=900, N=389, K=1280: 717," in why
+    assert "multiply-adds, more than 268,435,456 (and 1 larger)" in why
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ({"kernel_time_limit": 0.001}, r"its calls took \d s before all comparisons were observed"),
+        ({}, "its calls cost 16,777,216 multiply-adds before all comparisons were observed"),
+    ],
+)
+def test_limits_of_all_calls_are_reported(
+    limit: dict[str, float], why: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing, "_MOST_COST", 1 << 24)
+    observed = shapes_compared_in(in_python(tmp_path, "if M > 5000: pass"), model, **limit)
+    assert observed.why_not is not None
+    assert re.fullmatch(why, observed.why_not)

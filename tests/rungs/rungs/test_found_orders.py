@@ -19,6 +19,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results.options import Options
 from gguf_verify.results.products import OrderRecord
+from gguf_verify.rungs.layers import order_probes
 from gguf_verify.rungs.layers.order_probes import Probes
 from gguf_verify.rungs.layers.orders import probes_of
 from gguf_verify.rungs.layers.value_probes import ValueProbes
@@ -244,6 +245,13 @@ def of_values(kernel: Any) -> Probes:
 def test_orders_of_values_are_found(kind: str, added: Callable[[np.ndarray], np.ndarray], words: str) -> None:
     """Of types with superblocks, too, and of lanes inside a block."""
     assert of_values(AddsValues(kind, added)).order(40, 3, 2048).words == words
+
+
+def test_the_number_of_products_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_probes, "MOST_PRODUCTS", 40)
+    of = probes(Adds("Q4_0", lanes))
+    with pytest.raises(NoOrder, match="it is not found by 40 products"):
+        [of.order(1, 64, 512) for _ in range(9)]
 
 
 def test_sums_of_values_in_double_have_no_order() -> None:

@@ -220,3 +220,10 @@ def f(x, y):
         [6, 5, 5, -8, 9, -4, 13, below | above, 3],
         [6, 0, 165.5, -8, 7, -7, 173.5, below | above, 2],
     ]
+
+
+def test_passes_of_loops_are_counted(reporter: Reporter) -> None:
+    source = b"for i in range(3):\n    while i: i -= 1\n    else: [j for j in range(9) for _ in {0} if j]"
+    exec(reporter.code_of(source, "k.py"), {})
+    assert json.loads(reporter.said())["passes"] == 3 + 3 + 3 * 18
+    assert json.loads(reporter.said())["passes"] == 0

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.kernels.foreign.executed import executed_by_python
+from gguf_verify.kernels.foreign.bytecode import Skipped
+from gguf_verify.kernels.foreign.executed import executed_by_python, executed_until_death
+from gguf_verify.kernels.foreign.observation import LOG_HEAD, Log, Watched
 from gguf_verify.kernels.foreign.operands import Mapped, MemoryFile, Operand, laid_out
 from gguf_verify.kernels.foreign.python_kernel import PythonRunner
 from gguf_verify.kernels.foreign.tracing import observe
@@ -37,7 +39,9 @@ def unimported() -> Iterator[None]:
 
 
 def run(folder: Path, source: str, calls: tuple[Any, ...] = (0,), **beside: str) -> dict[str, Any]:
-    """Run `main(n)` of a file for each n of the calls, beside other modules; return what was observed."""
+    """Run `main(n)` of a file for each n of the calls, beside other modules; return what was observed.
+
+    The log of it, which is read if a process ends before it answers, says the same."""
     for name, text in beside.items():
         (folder / f"{name}.py").write_text(text)
     file = folder / "kernel_here.py"
@@ -47,13 +51,26 @@ def run(folder: Path, source: str, calls: tuple[Any, ...] = (0,), **beside: str)
     try:
         names: dict[str, Any] = {"__name__": "kernel_here"}
         exec(compile(source, str(file), "exec", dont_inherit=True), names)
-        observer.kernel = names["main"]
+        observer.kernel, log = names["main"], bytearray(1 << 16)
+        observer.log(memoryview(log))
         for n in calls:
             observer.new_call()
             names["main"](n)
-        return json.loads(json.dumps(observer.executed()))
+        logged, said = executed_until_death(bytes(log)), json.dumps(observer.executed())
     finally:  # -
         observer.stop()
+    files, unobserved = executed_by_python(said.encode())
+    for path, of in logged.items() if files else ():
+        assert files[path].lines.items() >= of.lines.items()
+        assert files[path].branches.items() >= of.branches.items()
+    if not files and len(calls) > 1:  # it is noticed between two calls
+        assert all(ran for of in logged.values() for ran in of.lines.values())
+    if not unobserved:
+        assert {(path, line) for path in files for line in files[path].lines if files[path].lines[line]} == {
+            (path, line) for path in logged for line in logged[path].lines if logged[path].lines[line]
+        }
+    found: dict[str, Any] = json.loads(said)
+    return found
 
 
 def installed(folder: Path, name: str, text: str) -> None:
@@ -245,6 +262,12 @@ def main(n):
 """
 
 
+def test_a_jump_over_many_instructions(tmp_path: Path) -> None:
+    """It has a prefix, which is an instruction by itself."""
+    body = "        x = [i, i + 1, i + 2, i + 3]\n" * 40
+    check(tmp_path, f"def main(n):\n    for i in range(2):  # 11\n{body}        if i < 5:  # 10\n            x = i\n")
+
+
 def test_a_loop_that_runs_often(tmp_path: Path) -> None:
     """What the loop may have run unseen is not reported as never run; what lies before it is."""
     found = run(tmp_path, HOT, (1, 2, 3))
@@ -355,7 +378,7 @@ def main(n):
 def other():
     pass
 """
-    found = run(tmp_path, source)
+    found = run(tmp_path, source, (0, 0))
     if MONITORING:
         assert found["files"]
     else:
@@ -542,3 +565,50 @@ def test_a_valid_answer() -> None:
 )  # fmt: skip
 def test_invalid_answers(raw: bytes) -> None:
     assert executed_by_python(raw) == ({}, ())
+
+
+#: A file with two code objects, of which a line and a way of the first ran.
+LOG = '[0,"/a.py",[1,2],[[1,2]]]\n[0,"/a.py",[3],[]]\n[1,0,1]\n[2,0,0,1]\n'
+
+
+def log(text: str, beyond: int = 0, full: int = 0) -> bytes:
+    return LOG_HEAD.pack(LOG_HEAD.size + len(text.encode()) + beyond, full) + text.encode()
+
+
+def test_a_valid_log() -> None:
+    """Code that did not run may have been compiled; of code that was cut, only what ran is known."""
+    assert executed_until_death(log(LOG)) == {"/a.py": Executed({1: True, 2: False}, {(1, 0): (False, True)})}
+    for cut in (log(LOG + "[3,0]\n"), log(LOG, full=1)):
+        assert executed_until_death(cut) == {"/a.py": Executed({1: True}, {})}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", bytes(16), log(LOG, 1), log(LOG, 1 << 40), log(LOG + "["), log(LOG + "[4,0]"), log(LOG + "[1,0]"),
+        log(LOG + "[1,-1,1]"), log(LOG + "[1,0,1,2]"), log(LOG + "[1,0,0]"), log(LOG + "[2,0,0,16]"),
+        log(LOG + '[0,"a.py",[],[]]'), log(LOG + '[0,"/\\u001b.py",[],[]]'), log(LOG + '[0,"/b.py",[1],[[1,10000]]]'),
+        log("[" * 9999), log(LOG + "\x00"),
+    ],
+)  # fmt: skip
+def test_invalid_logs(raw: bytes) -> None:
+    assert executed_until_death(raw) == {}
+
+
+def test_a_log_of_code_that_was_cut_before() -> None:
+    code = compile("a = 1\nb = 2\n", "/k.py", "exec", dont_inherit=True)
+    watched, memory = Watched(code, Skipped(), 0), bytearray(256)
+    watched.see_line(2)
+    watched.cut(None)
+    watched.log(Log(memoryview(memory)))
+    assert executed_until_death(bytes(memory)) == {"/k.py": Executed({2: True}, {})}
+
+
+def test_a_log_without_room_says_so() -> None:
+    memory = bytearray(64)
+    written = Log(memoryview(memory))
+    for line in range(1, 9):
+        written.add(1, 0, line)
+    end, full = LOG_HEAD.unpack_from(memory)
+    assert (end, full) == (56, 1)
+    assert memory[LOG_HEAD.size : end].splitlines() == [b"[1, 0, %d]" % line for line in range(1, 5)]

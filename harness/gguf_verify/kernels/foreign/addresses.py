@@ -191,7 +191,10 @@ class Addresses:
         """What calls need that have no outputs otherwise."""
         return [needed for needed in self.needed.values() if stops(needed.fault)]
 
-    def made(self, call: Call, make: Callable[[Unaligned, bool], Answered[T]], correct: Correct[T]) -> Answered[T]:
+    def made(
+        self, call: Call, make: Callable[[Unaligned, bool], Answered[T]], correct: Correct[T],
+        restart: Callable[[], object],
+    ) -> Answered[T]:  # fmt: skip
         """Make a call, some of whose operands begin at no multiple of 16 in one run; return its answers.
 
         If that is why it fails, later calls get what the operands need; this one is made with all of them aligned,
@@ -200,6 +203,8 @@ class Addresses:
         Args:
             make: makes it; again if it was made before, which takes a run apart from walls.
             correct: which of several answers are correct.
+            restart: has the next call made in a new process. Only a fault that depends on the addresses there, whatever
+                the number of the call, is one of addresses.
 
         Raises KernelFault; and what `make` raises.
         """
@@ -218,7 +223,8 @@ class Addresses:
                 return answered
             found = unlike
         except KernelFault as error:
-            if not tried or error.late or isinstance(error, NotRun):
+            counted = isinstance(error, KernelFinding) and error.kind == "count"  # with all operands aligned
+            if not tried or error.late or isinstance(error, NotRun) or counted:
                 raise
             found = error
 
@@ -232,10 +238,12 @@ class Addresses:
             return None if len(answers) == 1 else _incorrect(correct(answers))
 
         try:
-            if (other := fault({})) is not None:
+            restart()
+            if (other := fault({}) or fault({})) is not None:  # one at other addresses may have more runs
                 raise other
             at = next((at for at in tried if fault(at) is not None), None)
             needed = () if at is None else needed_of(at, found, fault)
+            restart()
             if at is None or fault(at) is None:  # it fails in some calls, wherever its operands lie
                 if answered is not None:
                     return answered

@@ -272,7 +272,8 @@ class CodeMap:
             edges.setdefault(way, set()).add(edge)
         found: dict[tuple[int, int], list[Way]] = {}
         for way, without in edges.items():
-            for line in {line for at, _ in without if (line := lines[at]) is not None}:
+            # a jump with a prefix has edges from both, of which `lines` has the prefix
+            for line in {line for at, _ in without if (line := lines.get(at)) is not None}:
                 begins = entries.get(line, set()) | {self._instructions[0].offset} | handlers
                 for to in self._exits(begins, line, lines) - self._exits(begins, line, lines, without):
                     found.setdefault((line, to), []).append(way)

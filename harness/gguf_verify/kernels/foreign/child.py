@@ -44,6 +44,8 @@ thread blocks. "not_tried": whether blocks wait for others.
     executed write what the process has executed of the author's code to the operand "executed", uint8[room]: the
              counters of the library of a "kernel", as gcov reads them; of a kernel in Python, JSON (`tracing`). The
              answer's "size" is that of all of it, even if there was no room.
+    log      from now on, write what runs of the author's code in Python to the operand "log", uint8[room]: see
+             `observation`. The verifier reads it if this process ends before it is asked what it has executed.
     reported as "run", in the process of a kernel in Python whose code reports its comparisons (`reporting`). They lie
              in the output "reported", uint8[room], as JSON, of the answer's "size"; what the kernel returns, and its
              faults, are ignored.

@@ -184,7 +184,8 @@ class Conversation:
         self._opened = Opened() if opened is None else opened
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
         self.process: ChildProcess | None = None
-        #: Asks a process that is to be ended, and still answers, its last questions.
+        #: Asks a new process its first questions; and one that is to be ended, and still answers, its last ones.
+        self.begun: Callable[[Conversation], object] = _ask_nothing
         self.ending: Callable[[Conversation], object] = _ask_nothing
         #: Calls that exceeded the time limit, and the rows and columns of those that were products.
         self.hangs = 0
@@ -207,6 +208,7 @@ class Conversation:
                 self.stop()
                 raise kind(f"kernel {self._name}: {printable(str(said[key]), 600)}")
         self.look()
+        self.begun(self)
         return said
 
     def look(self) -> None:

@@ -1,7 +1,8 @@
 """Observation of the author's code that the processes of a foreign kernel execute.
 
 A process tells what it has executed when it is asked, before it ends: a library that GCC compiled here has counters
-(`hosts.gcov`), and a kernel in Python is traced (`tracing`). Code on a GPU, and code that was compiled before, tells
+(`hosts.gcov`), and a kernel in Python is traced (`tracing`). What runs in Python is also written to memory of this
+process, from which it is read if the other one ended before. Code on a GPU, and code that was compiled before, tells
 nothing. The answer of a hostile process can be wrong in both directions: it says what the verdict rests on, and the
 verdict does not rest on it.
 """
@@ -22,7 +23,7 @@ from ...results.coverage import Executed, Execution, joined
 from ...support.errors import EnvironmentFault, KernelFault, UsageError
 from .conversation import Conversation
 from .cuda import CudaKernels, read_text
-from .executed import executed_by_python
+from .executed import LOG_BYTES, executed_by_python, executed_until_death
 from .operands import MemoryFile, Operand, laid_out
 
 
@@ -43,8 +44,10 @@ class Executions:
         #: The types that it was called with, and the key of one of their kernels, which are in one library.
         self._called: dict[str, str] = {}
         self._known: set[tuple[str, bytes]] = set()
-        #: Whether a function in Python was called since its process was last asked.
-        self._untold = False
+        #: Whether a function in Python was called since its process was last asked, and whether one ever told.
+        self._untold = self._told = False
+        #: The logs of its processes.
+        self._logs: dict[Conversation, tuple[MemoryFile, Operand]] = {}
         if compiled is None and not traced:
             self.missing["it was compiled before"] = None
         elif compiled is not None and not HOSTS[compiled.host.name].emulated:
@@ -58,6 +61,29 @@ class Executions:
             self._called.setdefault(fmt, launch["kernel"])
         self._untold = self._traced
 
+    def begun(self, conversation: Conversation) -> None:
+        """Have a new process log what it executes; the log of the one before is read. Raises KernelFault."""
+        if not self._traced:
+            return
+        self._read_log(conversation)
+        with contextlib.suppress(EnvironmentFault):
+            (operand,), size = laid_out([Operand("log", "output", "uint8", (LOG_BYTES,))], 0)
+            file = MemoryFile(size)
+            (operand,), _ = laid_out([operand], file.number)
+            conversation.ask({"do": "log", "operands": [operand.plain()]}, [file])
+            self._logs[conversation] = file, operand
+
+    def _read_log(self, conversation: Conversation) -> None:
+        """Read the log of a process that has ended."""
+        if conversation in self._logs:
+            file, operand = self._logs.pop(conversation)
+            self.files = joined((self.files, executed_until_death(bytes(operand.bytes_in(file.bytes)))))
+            file.close()
+
+    def _read_logs(self) -> None:
+        for conversation in [one for one in self._logs if one.process is None]:
+            self._read_log(conversation)
+
     def look(self, conversation: Conversation) -> None:
         """Ask a process what it has executed, if it still runs."""
         if conversation.process is None or (self.missing and not self._traced):
@@ -65,7 +91,7 @@ class Executions:
         try:
             for fmt, kernel in self._called.items() if self._compiled is not None else (("", ""),):
                 told = _asked(conversation, kernel)
-                self._untold = False
+                self._untold, self._told = False, True
                 # GCC counts some of a function's branches, from which gcov computes the others
                 seen = fmt, hashlib.sha256(told).digest()
                 if told and seen not in self._known:
@@ -83,16 +109,20 @@ class Executions:
 
     def execution(self) -> Execution:
         """All of it, with files under their names below the folder that holds all of them."""
+        self._read_logs()
         names = dict(self._names())
         missing = dict(self.missing)
-        if self._untold or (self._called and not self.files and not missing):
+        if (self._untold or self._called) and not self.files and not missing:
             missing["its process ended before it reported what it had executed"] = None
+        elif self._untold and not self._told:
+            missing["its process ended before it reported which functions were not executed"] = None
         return Execution({names[path]: of for path, of in self.files.items()}, tuple(missing))
 
     def texts(self) -> dict[str, str]:
         """The author's files: the same names → texts. A file that cannot be read is omitted."""
         if self._compiled is not None:
             return self._compiled.source.texts
+        self._read_logs()
         found = dict[str, str]()
         for path, name in self._names():
             with contextlib.suppress(UsageError):

@@ -87,12 +87,14 @@ def unchanged(what: str, now: Bytes, before: Bytes) -> None:
         raise KernelFinding("input", f"the kernel modified its {what}: {wrong} bytes, the first at {first}")
 
 
-#: Beginnings of faults: two runs on the same inputs gave other outputs, at the same addresses or only at others.
-FIXED = "the kernel is not deterministic"
-MOVED = (
-    "the kernel's outputs depend on the addresses of its operands (the runs differ only in the "
-    "addresses, not in the contents)"
-)
+#: Beginnings of faults: two runs on the same inputs gave other outputs, at the same addresses, only at others, or only
+#: after so many other runs.
+_WHY: dict[FindingKind, str] = {
+    "changing": "the kernel is not deterministic",
+    "address": "the kernel's outputs depend on the addresses of its operands (the runs differ only in the "
+    "addresses, not in the contents)",
+    "count": "the kernel's outputs depend on how often it was called (the runs differ in nothing else)",
+}
 
 
 def written_again(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
@@ -109,25 +111,28 @@ def written_again(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
         raise KernelFinding("unwritten", words)
 
 
-def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any], why: str = FIXED) -> None:
+def same_bits(
+    first: npt.NDArray[Any], second: npt.NDArray[Any], kind: FindingKind = "changing", which: str = "a second run"
+) -> None:  # fmt: skip
     """Raise KernelFinding if two runs on the same inputs gave different outputs.
 
     Args:
         first, second: float32[M, N], or arrays of another type.
-        why: the fault to report, in words.
+        kind: of the fault to report.
+        which: the second one, in words.
     """
-    kind: FindingKind = "changing" if why == FIXED else "address"
+    why = _WHY[kind]
     if first.dtype != np.float32:
         differ = np.argwhere(first != second) if first.shape == second.shape else np.zeros((1, first.ndim), int)
         if len(differ):
             at = ", ".join(map(str, differ[0]))
-            stale = ", or does not write all outputs" if why == FIXED else ""
+            stale = ", or does not write all outputs" if kind == "changing" else ""
             words = f"changed {len(differ)} of {first.size} of them, the first at [{at}]"
-            raise KernelFinding(kind, f"{why}{stale}: a second run on the same inputs {words}")
+            raise KernelFinding(kind, f"{why}{stale}: {which} on the same inputs {words}")
         return
     differ = np.argwhere(np.ascontiguousarray(first).view(np.uint32) != np.ascontiguousarray(second).view(np.uint32))
     if len(differ):
         m, n = differ[0]
         values = f"{first[m, n]:.9g}, then {second[m, n]:.9g}"
         words = f"changed {len(differ)} of {first.size} outputs, the first row {n} token {m}: {values}"
-        raise KernelFinding(kind, f"{why}: a second run on the same inputs {words}")
+        raise KernelFinding(kind, f"{why}: {which} on the same inputs {words}")

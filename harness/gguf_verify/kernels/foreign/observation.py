@@ -5,9 +5,12 @@ The code of the author is the kernel's file and the modules in its folder or bel
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 import sys
 import sysconfig
+from collections.abc import Set
 from functools import cached_property
 from pathlib import Path
 from types import CodeType
@@ -23,13 +26,43 @@ AT_IMPORT, PER_CALL, LATER, EARLY = 200_000, 20_000, 2_000, 500_000
 _MOST_SOURCE = 1 << 22
 _MOST_WORDS, _MOST_REASONS, _MOST_NAMES = 300, 50, 4
 _OPTIMIZED = 1  # of functions: neither a module's code nor a class's
+#: The bytes of a log that are written, and whether there was no room for more.
+LOG_HEAD = struct.Struct("<QQ")
+#: Entries of a log: `executed.executed_until_death`.
+MET, LINE, WAY, CUT = range(4)
+
+
+class Log:
+    """What has run, in memory that outlives this process: entries are written as soon as something is seen first.
+
+    Args:
+        memory: of the verifier, of a fixed size.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory, self._end = memory, LOG_HEAD.size
+        LOG_HEAD.pack_into(memory, 0, self._end, 0)
+
+    def add(self, *entry: Any) -> None:
+        """Write an entry, a line of JSON."""
+        text = json.dumps(entry).encode() + b"\n"
+        end = self._end + len(text)
+        if end <= len(self._memory):
+            self._memory[self._end : end] = text
+            self._end = end
+        LOG_HEAD.pack_into(self._memory, 0, self._end, end > self._end)
 
 
 class Watched:
-    """A code object, and what of it has not been seen yet."""
+    """A code object, and what of it has not been seen yet.
 
-    def __init__(self, code: CodeType, skipped: Skipped) -> None:
-        self.code, self.map = code, CodeMap(code, skipped)
+    Args:
+        number: of the code object in the log.
+    """
+
+    def __init__(self, code: CodeType, skipped: Skipped, number: int) -> None:
+        self.code, self.map, self._number = code, CodeMap(code, skipped), number
+        self._log: Log | None = None
         self.inside = [id(each) for each in codes_in(code)]
         self.open_lines = set(self.map.lines)
         self.open_ways: set[Way] = {
@@ -62,11 +95,43 @@ class Watched:
         """The ways that lines tell."""
         return {way for ways in self.map.arcs.values() for way in ways}
 
+    def log(self, log: Log | None) -> None:
+        """Write everything that was seen, and will be, to a log; None: nothing any more."""
+        self._log = log
+        if log is not None:
+            lines, branches = self.map.lines, self.map.branches
+            log.add(MET, os.path.abspath(self.code.co_filename), sorted(lines), [[of.line, of.ways] for of in branches])
+            for line in lines - self.open_lines:
+                log.add(LINE, self._number, line)
+            every = {(i, way) for i, branch in enumerate(branches) for way in range(branch.ways)}
+            for way in every - self.open_ways:
+                log.add(WAY, self._number, *way)
+            if self.unknown_lines or self.unknown_ways:
+                log.add(CUT, self._number)
+
+    def see_line(self, line: int) -> None:
+        """Note that a line ran that is open."""
+        self.open_lines.discard(line)
+        if self._log is not None:
+            self._log.add(LINE, self._number, line)
+
+    def see_way(self, way: Way) -> None:
+        """Note that a way was taken that is open."""
+        self.open_ways.discard(way)
+        if self._log is not None:
+            self._log.add(WAY, self._number, *way)
+
+    def note_unknown(self, lines: Set[int], ways: Set[Way]) -> None:
+        """Note what may run unseen, of the lines and ways that are open."""
+        lines, ways = (lines & self.open_lines) - self.unknown_lines, (ways & self.open_ways) - self.unknown_ways
+        if self._log is not None and (lines or ways) and not (self.unknown_lines or self.unknown_ways):
+            self._log.add(CUT, self._number)
+        self.unknown_lines |= lines
+        self.unknown_ways |= ways
+
     def cut(self, at: int | None) -> None:
         """Note that a frame runs on unseen, from an offset; None: from the beginning."""
-        lines, ways = (self.open_lines, self.open_ways) if at is None else self.map.reachable(at)
-        self.unknown_lines |= self.open_lines & lines
-        self.unknown_ways |= self.open_ways & ways
+        self.note_unknown(*((self.open_lines, self.open_ways) if at is None else self.map.reachable(at)))
 
     def infer(self) -> None:
         """Note the unknown lines and ways without which no path leads to the lines that ran."""
@@ -80,7 +145,7 @@ class Watched:
     def cut_opcodes(self, at: int | None) -> None:
         """Note the same of a frame of which only the instructions are unseen."""
         ways = self.open_ways if at is None else self.map.reachable(at)[1]
-        self.unknown_ways |= (self.open_ways & ways) - self.told_by_lines
+        self.note_unknown(set(), ways - self.told_by_lines)
 
 
 class Observer:
@@ -109,6 +174,7 @@ class Observer:
         #: Why nothing is known; None if it is.
         self._reason: str | None = None
         self._forked = False
+        self._log: Log | None = None
         #: The kernel's function or object, once it is known.
         self.kernel: Any = None
 
@@ -131,6 +197,12 @@ class Observer:
     def forks(self) -> None:
         """Note that this process forks."""
         self._forked = True
+
+    def log(self, memory: memoryview | None) -> None:
+        """Write what has run, and will run, to memory that outlives this process; None: nothing any more."""
+        self._log = None if memory is None or self._reason is not None else Log(memory)
+        for each in self._all.values():
+            each.log(self._log)
 
     def own(self, file: str) -> bool:
         """Return whether a file is the author's."""
@@ -161,13 +233,15 @@ class Observer:
                     if of.co_code == code.co_code and of.co_linetable == code.co_linetable:
                         return each  # with other flags or constants
                     each.rewritten = True  # as torch.compile does
+                    each.note_unknown(each.open_lines, each.open_ways)
             return None
         file = code.co_filename
         if file not in self._skipped:
             self._skipped[file] = _skipped(file)
         for inside in codes_in(code):
             if inside not in self._all:
-                self._all[inside] = Watched(inside, self._skipped[file])
+                self._all[inside] = Watched(inside, self._skipped[file], len(self._all))
+                self._all[inside].log(self._log)
             self._by_id[id(inside)] = self._all[inside]
             self.codes.append(inside)
         return self._all[code]

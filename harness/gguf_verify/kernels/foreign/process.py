@@ -133,7 +133,8 @@ class ForeignKernel(Kernel):
             task = self.declaration.computes in TASKS
             self._executions = Executions(compiled, self.declares is None)
             self._comparisons = Comparisons.in_code(compiled)
-            self._conversation.ending = self._executions.look
+            self._observe(self._conversation)
+            self._executions.begun(self._conversation)
             #: Builds the operands of its calls.
             self.operands = Operands(self.declaration, None if task else self.definition)
             self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
@@ -329,6 +330,10 @@ class ForeignKernel(Kernel):
         if self._reports is not None:
             return self._reports.numbers
         return () if self._compiled is None or self._comparisons is not None else numbers_in(self.texts)
+
+    @property
+    def observed_cost(self) -> int:  # type: ignore[override]
+        return 0 if self._reports is None else self._reports.cost
 
     def compared_in_launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> Compared:
         return {} if self.declares is None else self.declares.compared(self.operands.names(fmt, m, n, k))
@@ -636,7 +641,7 @@ class ForeignKernel(Kernel):
             return self._made_at(products, fmt, operands, names, of, replace(usual, walls=walls, unaligned=unaligned))
 
         call = Call(fmt, types, (names["M"], names["N"], names["K"]), self._unaligned)
-        return self.addresses.made(call, make, correct)
+        return self.addresses.made(call, make, correct, products.restart)
 
     def _made_at(
         self,
@@ -692,8 +697,11 @@ class ForeignKernel(Kernel):
     def beside(self, who: str) -> Products:
         """Start a further process of it, which the caller closes."""
         conversation = self._source.converse(who, self._time_limit, self._verbose)
-        conversation.ending = self._executions.look
+        self._observe(conversation)
         return Products(conversation)
+
+    def _observe(self, conversation: Conversation) -> None:
+        conversation.begun, conversation.ending = self._executions.begun, self._executions.look
 
     @property
     def _any_bits(self) -> bool:

@@ -5,6 +5,7 @@ The verifier judges the result (`judge`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import zlib
@@ -18,11 +19,11 @@ import numpy.typing as npt
 
 from ...hosts.base import MOST_ALONE, Placed, Written
 from ...hosts.comparisons import MOST_RECORDS, RECORD
-from ...support.errors import KernelFault, NotRun, NotTried
+from ...support.errors import FindingKind, KernelFault, NotRun, NotTried
 from ..launches import SparseCall
 from .addresses import Least, Unaligned
 from .conversation import Budget, Conversation
-from .judge import FIXED, MOVED, guarded, same_bits, taken, unchanged, written, written_again
+from .judge import guarded, same_bits, taken, unchanged, written, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
 
 Bytes = npt.NDArray[np.uint8]
@@ -36,6 +37,12 @@ _PART, _SMALL = 4, 1 << 24
 _AT_ONCE = 16
 #: Bytes of each input that distinguish calls.
 _OF_KEY = 64
+
+#: Runs with the operands at two places in turn: no number of calls and no period explains outputs that change with them
+#: (the beginning of the Thue-Morse sequence). A library, whose bits may do so in each call, makes a few. And the most
+#: runs that are repeated in a new process.
+_IN_TURN = (False, True, True, False, True, False, False, True)
+_FEW, _MOST_COUNTED = 3, 64
 
 #: Signals of bad accesses, and the conclusion where the same call had ended with its operands elsewhere.
 _OF_ACCESS = ("SIGSEGV", "SIGBUS")
@@ -114,6 +121,15 @@ class _Part:
         return np.where(those, made, self.whole[name])
 
 
+@dataclass(frozen=True)
+class _Made:
+    """The answer of a run, where its operands lay, and its number among the runs of its process."""
+
+    answer: Arrays
+    place: Place
+    number: int
+
+
 #: Where operands lie in the runs of an ordinary call.
 ORDINARY: tuple[Wall, ...] = ("apart", "before", "behind")
 
@@ -165,6 +181,8 @@ class Products:
         self._room: MemoryFile | None = None
         #: Whether some thread blocks of a launch may be run without the others, as far as was seen.
         self._apart = True
+        #: Runs that the process has made.
+        self._runs = 0
 
     def holds(self, whose: object, walls: tuple[Wall, ...]) -> bool:
         """Return whether the process, which is started if needed, holds what was loaded for `whose`.
@@ -243,10 +261,10 @@ class Products:
 
         Raises KernelFault; in scheduled runs, EnvironmentFault.
         """
-        if not self._conversation.ready() and self._held is not None:
-            self._held.place, self._held.called = None, False
+        if not self._conversation.ready():
+            self._began()
         some, whole = runs.some(more.get("launches", ())), more
-        places, made = self._places(runs, _key(operands), some is not None and self._apart), list[Arrays]()
+        places, made = self._places(runs, _key(operands), some is not None and self._apart), list[_Made]()
         budget, turn, part = self._conversation.budget(len(places)), 0, None
         if some is not None and self._apart and len(places) > 1:
             whole = {**more, "watched": [some, _key(operands)]}
@@ -257,15 +275,16 @@ class Products:
                 if turn and part is not None and self._same_in_part(operands, more, runs, at, budget, part):
                     continue
                 answer, said = self._once(operands, more if turn else whole, runs, at, budget)
-                made.append(answer)
+                made.append(_Made(answer, place, self._runs))
                 part = _Part([some, _key(operands)], answer) if some is not None and not turn else part
             if self._held is not None and len(places) > 1:
                 self._held.called = True
-            if _all_same(made):
-                return made[:1], said
+            answers = [one.answer for one in made]
+            if _all_same(answers):
+                return answers[:1], said
             if runs.same != "nothing":
-                self._differ(made, operands, more, (runs, places[0]), budget)
-            return made, said
+                self._differ(made, operands, more, runs)
+            return answers, said
         except NotRun as error:
             if runs.scheduled:
                 raise NotTried(str(error)) from None
@@ -305,31 +324,66 @@ class Products:
         return part.same and _all_same([part.whole, answer])
 
     def _differ(
-        self,
-        made: Sequence[Arrays],
-        operands: Sequence[Given],
-        more: Mapping[str, Any],
-        of: tuple[Runs, Place],
-        budget: Budget,
-    ) -> None:
+        self, made: Sequence[_Made], operands: Sequence[Given], more: Mapping[str, Any], runs: Runs
+    ) -> None:  # fmt: skip
         """Raise KernelFinding if two runs gave different bits that must agree.
 
-        Two more runs, with the operands at the addresses of the first, tell whether the addresses are the cause.
-
-        Args:
-            of: the runs, and where the operands lay in the first.
+        Further runs determine the cause. With the operands at either place in turn, in an order without a period,
+        outputs change with the addresses alone, or not. In new processes, as many runs as before, all of them at the
+        addresses of the first, give the same outputs as before if their number is the cause.
         """
         first, *others = made
-        other = next(answer for answer in others if not _all_same([first, answer]))
-        for name in first:
-            written_again(first[name], other[name])
-        runs, place = of
-        if self._held is not None and self._held.place != self._held.own(place):
-            self._take(self._held, place)
-        again = [self._once(operands, more, runs, (place, turn), budget)[0] for turn in (1, 2)]
-        moved = _all_same([first, *again])
-        for name in first if not moved or runs.same == "all" else ():
-            same_bits(first[name], other[name], MOVED if moved else FIXED)
+        other = next(one for one in others if not _all_same([first.answer, one.answer]))
+        for name in first.answer:
+            written_again(first.answer[name], other.answer[name])
+
+        def again(place: Place, turn: int, budget: Budget) -> Arrays:
+            if self._held is not None and self._held.place != self._held.own(place):
+                self._take(self._held, place)
+            return self._once(operands, more, runs, (place, turn), budget)[0]
+
+        def moved() -> bool:
+            in_turn = _IN_TURN if runs.same == "all" else _IN_TURN[:_FEW]
+            budget = self._conversation.budget(len(in_turn))
+            return first.place != other.place and all(
+                _all_same([first.answer, again(other.place if at_other else first.place, turn, budget)]) != at_other
+                for turn, at_other in enumerate(in_turn, 1)
+            )
+
+        def counted() -> int | None:
+            """The number of the run that differs from those before it or after it."""
+            number = None
+            for _ in range(2 if other.number <= _MOST_COUNTED else 0):
+                self.restart()
+                self._conversation.ready()
+                self._began()
+                budget = self._conversation.budget(other.number)
+                found = [again(first.place, 0, budget) for _ in range(other.number)]
+                if not _all_same([first.answer, found[first.number - 1]]) or not _all_same([other.answer, found[-1]]):
+                    return None
+                number = other.number if _all_same([first.answer, found[0]]) else first.number
+            return number
+
+        kind: FindingKind = "address" if moved() else "changing"
+        if kind == "address" and runs.same != "all":
+            return
+        number = None
+        if kind == "changing":
+            with contextlib.suppress(KernelFault):
+                number = counted()
+        kind, which = (kind, "a second run") if number is None else ("count", f"run {number} of a process")
+        for name in first.answer:
+            same_bits(first.answer[name], other.answer[name], kind, which)
+
+    def _began(self) -> None:
+        """A new process holds nothing and has made no runs."""
+        self._runs = 0
+        if self._held is not None:
+            self._held.place, self._held.called = None, False
+
+    def restart(self) -> None:
+        """Have the next call made in a new process."""
+        self._conversation.end()
 
     def _once(
         self,
@@ -360,6 +414,7 @@ class Products:
         question |= {} if part is None else {"some": part.some}
         files = [file] if held is None else [held.file, file]
         said = self._conversation.ask(question, files, budget, may_lack=runs.scheduled or part is not None)
+        self._runs += 1
         out: Arrays = {}
         for operand, content, one in zip(placed, before, given, strict=True):
             guarded(operand, file.bytes)

@@ -94,6 +94,13 @@ class PythonFunction:
             room[: len(content)] = np.frombuffer(content, np.uint8)
         return {"size": len(content)}
 
+    def log(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        """Write what runs of the author's code to the operand "log", which outlives this process."""
+        if self._observer is not None:
+            self._logged = operands["log"]  # it stays mapped
+            self._observer.log(self._logged.array.data)
+        return {}
+
     def reported(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         """Make a call, and write the comparisons of it and of loading to the operand "reported": `Reporter.said`.
 

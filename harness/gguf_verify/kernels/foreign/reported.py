@@ -5,9 +5,7 @@ That process is not trusted, and its outputs are ignored: its comparisons choose
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +27,11 @@ if TYPE_CHECKING:
 
 #: Bytes of an answer.
 _ROOM = 1 << 19
-#: Most multiply-adds of a call, bytes of its operands, and seconds that it may be expected to take.
-_MOST_WORK, _MOST_BYTES, _MOST_SECONDS = 1 << 30, 1 << 28, 10.0
+#: The largest cost of a call, in multiply-adds, and bytes of its operands. The cost does not depend on the load of the
+#: machine: that of the multiply-adds themselves, of each pass of a loop in the Python code, and of the call. (1 ns, as
+#: much as NumPy's take, 0.5 µs and 1 ms.)
+_MOST_COST, _MOST_BYTES = 1 << 30, 1 << 28
+_OF_A_PASS, _OF_A_CALL = 1 << 9, 1 << 20
 _WALLS: tuple[Wall, ...] = ("apart",)
 
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=1000)]
@@ -46,6 +47,7 @@ _Record = tuple[_Index, _Line, _Key, float, float, float, float, float, float, _
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
     files: Annotated[list[_Path], msgspec.Meta(max_length=1000)]
     comparisons: Annotated[list[_Record], msgspec.Meta(max_length=4096)]
+    passes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     numbers: Annotated[list[tuple[_Index, _Line, _Value, _Value]], msgspec.Meta(max_length=1000)]
 
 
@@ -60,8 +62,10 @@ class Reports:
     def __init__(self, conversation: Conversation, folder: Path) -> None:
         self._conversation, self._products = conversation, Products(conversation)
         self._folders = tuple(dict.fromkeys((os.path.abspath(folder), str(folder.resolve()))))
-        #: Multiply-adds → seconds of the calls so far.
-        self._took: dict[int, float] = {}
+        #: Multiply-adds → passes of loops in the calls so far.
+        self._passes: dict[int, int] = {}
+        #: The cost of the last call.
+        self.cost = 0
         #: The numbers in its code outside of the comparisons that it reports.
         self.numbers: tuple[CodeNumber, ...] = ()
 
@@ -74,7 +78,7 @@ class Reports:
         return cls(reporting.converse("the kernel", time_limit, verbose), reporting.folder)
 
     def of(self, product: SparseProduct, operands: CallOperands) -> Compared:
-        """Return the comparisons of a call. Raises KernelFault; EnvironmentFault if it would take too long.
+        """Return the comparisons of a call. Raises KernelFault; EnvironmentFault if it would cost too much.
 
         Args:
             operands: builds those of the call.
@@ -82,36 +86,43 @@ class Reports:
         fmt, shape = product.fmt, (product.m, product.n, product.k)
         m, n, k = shape
         work, row = m * n * k, k // fmt.block_size * fmt.block_bytes
-        if work > _MOST_WORK or n * row + m * product.token_bytes + 4 * m * n > _MOST_BYTES:
+        self.cost = 0
+        if work > _MOST_COST or n * row + m * product.token_bytes + 4 * m * n > _MOST_BYTES:
             raise EnvironmentFault(f"a call of {work:,} multiply-adds is too large to be observed")
-        if (expected := self._expected(work)) > _MOST_SECONDS:
-            raise EnvironmentFault(f"a call of {work:,} multiply-adds would take {expected:.0f} s")
+        if self._cost(work, self._expected(work)) > _MOST_COST:
+            raise EnvironmentFault(f"a call of {work:,} multiply-adds has too many passes of loops to be observed")
         beside = Beside(product.beside(range(m), range(n))) if product.fused else NOTHING
         names = operands.names(fmt, *shape, beside)
         given = operands.of_call(fmt, np.resize(product.x, (m, product.token_bytes)), shape, beside)
         given.append(Given(Operand("reported", "output", "uint8", (_ROOM,))))
         self._products.holds(None, _WALLS)  # starts the process
         weights = operands.weights(fmt, np.resize(product.weights, (n, row)), k)
-        begun = time.monotonic()
+        self.cost = self._cost(work, 0)
         # anew for each call, so that the comparisons of `pack` are among those of the call
         self._products.load(object(), _WALLS, [weights], {"format": fmt.name, "n": names["N"], "k": names["K"]})
         (answer, *_), said = self._products.call(given, {"do": "reported", "shape": list(shape)}, Runs(_WALLS))
-        self._took[work] = min(time.monotonic() - begun, self._took.get(work, math.inf))
         size = said.get("size")
         if type(size) is not int or size < 0:
             self._conversation.garbage()
-        return self._read(answer["reported"][:size].tobytes() if size <= _ROOM else b"{}")
+        found, passes = self._read(answer["reported"][:size].tobytes() if size <= _ROOM else b"{}")
+        self._passes[work] = min(passes, self._passes.get(work, passes))
+        self.cost = self._cost(work, passes)
+        return found
 
-    def _expected(self, work: int) -> float:
-        """Return the seconds that a call of so many multiply-adds is expected to take."""
-        nearest = max((of for of in self._took if of <= work), default=0)
+    def _cost(self, work: int, passes: int) -> int:
+        """Return the cost of a call, in multiply-adds."""
+        return work + _OF_A_PASS * passes + _OF_A_CALL
+
+    def _expected(self, work: int) -> int:
+        """Return the passes of loops that a call of so many multiply-adds is expected to make."""
+        nearest = max((of for of in self._passes if of <= work), default=0)
         if not nearest:
-            return 0.0
-        least = min(self._took.values())  # what a call takes that computes next to nothing
-        return least + (self._took[nearest] - least) * work / nearest
+            return 0
+        least = min(self._passes.values())  # those of a call that computes next to nothing
+        return least + (self._passes[nearest] - least) * work // nearest
 
-    def _read(self, raw: bytes) -> Compared:
-        """Read an answer; nothing is in an invalid one."""
+    def _read(self, raw: bytes) -> tuple[Compared, int]:
+        """Read an answer: the comparisons, and the passes of loops; nothing is in an invalid one."""
         try:
             said = msgspec.json.decode(raw, type=_Said)
             names = [self._name(path) for path in said.files]
@@ -126,8 +137,8 @@ class Reports:
                     a, b, apart = ((min(pair), max(pair)) for pair in zip(ends[::2], ends[1::2], strict=True))
                     found[Comparison(f"{names[file]}:{line}", key)] = Operands(a, b, apart, outcomes, times)
         except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
-            return {}
-        return found
+            return {}, 0
+        return found, said.passes
 
     def _name(self, path: str) -> str | None:
         """Return the name of a file in the kernel's folder, or None."""

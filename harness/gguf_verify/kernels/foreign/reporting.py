@@ -49,6 +49,7 @@ class Reporter:
         self._made: dict[tuple[int, int], list[float]] = {}
         self._of_arrays: dict[tuple[int, int], list[int]] = {}
         self._times: dict[int, int] = {}
+        self._passes = 0
 
     def code_of(self, source: bytes, file: str) -> CodeType:
         """Compile a source so that it reports; as it is if it cannot be rewritten. Raises SyntaxError, ValueError."""
@@ -64,6 +65,11 @@ class Reporter:
     def _is_own(self, module: str) -> bool:
         spec = importlib.machinery.PathFinder.find_spec(module)
         return spec is not None and (spec.origin is None or self._own(spec.origin))
+
+    def passed(self) -> bool:
+        """Count a pass of a loop."""
+        self._passes += 1
+        return True
 
     def left(self, number: int, value: Any) -> Any:
         """Note a left operand, or what is subscripted."""
@@ -185,6 +191,7 @@ class Reporter:
         """Return what `compared.of_python` reads, as JSON, and forget it."""
         made, self._made, self._left = self._made, {}, {}
         of_arrays, self._of_arrays, self._times = self._of_arrays, {}, {}
+        passes, self._passes = self._passes, 0
         files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _ in (*self._places, *self._numbers)))}
         records = []
         for (number, which), ends in made.items():
@@ -194,7 +201,8 @@ class Reporter:
         # those of conditions first
         numbers = sorted(self._numbers, key=lambda of: not of[1].compared)[:_MOST_NUMBERS]
         listed = [[files[file], of.line, of.value, of.period] for file, of in numbers]
-        return json.dumps({"files": list(files), "comparisons": records, "numbers": listed}).encode()
+        said = {"files": list(files), "comparisons": records, "passes": passes, "numbers": listed}
+        return json.dumps(said).encode()
 
 
 class _Array:

@@ -4,7 +4,7 @@ Each operand of a comparison is wrapped in a call that notes it and returns it: 
 `r.right(7, r.left(7, M) …)`, in the same order of evaluation, and with the same short circuits. So the rewritten code
 computes what the original does, only slower. Besides `<`, `==`, `in` and their like, these compare: a number that is
 tested as true or false, `min` and `max`, functions of arrays such as `np.clip`, the keys of a dictionary that is looked
-up, the constants of a `match`, and the end of a slice, with the length of the axis.
+up, the constants of a `match`, and the end of a slice, with the length of the axis. Passes of loops are counted.
 
 A function under a decorator of an installed package stays as it is: the package may compile it, as Numba and Triton
 do. The numbers in it are listed in place of its comparisons.
@@ -230,11 +230,23 @@ class _Rewriter(ast.NodeTransformer):
         node.test = self._tested(node.test)
         return node
 
-    visit_If = visit_While = visit_IfExp = visit_Assert = _visit_test
+    visit_If = visit_IfExp = visit_Assert = _visit_test
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         self.generic_visit(node)
-        node.ifs = [self._tested(each) for each in node.ifs]
+        node.ifs = [self._call("passed"), *(self._tested(each) for each in node.ifs)]
+        return node
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> ast.AST:
+        self.generic_visit(node)
+        node.body.insert(0, ast.Expr(self._call("passed")))
+        return node
+
+    visit_AsyncFor = visit_For
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self._visit_test(node)
+        node.body.insert(0, ast.Expr(self._call("passed")))
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:

@@ -84,8 +84,8 @@ class Monitoring(Observer):
 
     def _line(self, code: CodeType, line: int) -> object:
         found = self._by_id.get(id(code))
-        if found is not None:
-            found.open_lines.discard(line)
+        if found is not None and line in found.open_lines:
+            found.see_line(line)
         return self._off
 
     def _branch(self, code: CodeType, offset: int, destination: int) -> object:
@@ -93,7 +93,8 @@ class Monitoring(Observer):
         jump = None if found is None else found.map.jumps.get(offset)
         if found is None or jump is None:
             return self._off
-        found.open_ways.discard(jump.way_to(destination))
+        if (way := jump.way_to(destination)) is not None and way in found.open_ways:
+            found.see_way(way)
         still = found.open_ways.intersection((jump.way, jump.other))
         if self._each_way or not still:
             return self._off
@@ -101,7 +102,7 @@ class Monitoring(Observer):
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] < PER_CALL:
             return None
-        found.unknown_ways |= still
+        found.note_unknown(set(), still)
         self._spent[id(code)] = code
         return self._off
 
@@ -154,7 +155,7 @@ class Tracing(Observer):
     def check(self) -> None:
         if self._reason is None and sys.gettrace() is not self._set:
             self._reason = "the kernel has set a trace function of its own"
-        if self._thread_lost:
+        if self._thread_lost or self._reason is not None:
             for each in self._all.values():
                 each.cut(None)
 
@@ -215,7 +216,8 @@ def _of_frame(watched: Watched) -> Trace:
         at = frame.f_lasti
         if event == "opcode":
             if last in jumps:
-                open_ways.discard(edges.get((last, at), (-1, -1)))
+                if (way := edges.get((last, at), (-1, -1))) in open_ways:
+                    watched.see_way(way)
                 if not watched.needs_opcodes:
                     frame.f_trace_opcodes = False
             last = at
@@ -225,8 +227,11 @@ def _of_frame(watched: Watched) -> Trace:
                 frame.f_trace_opcodes = False
         elif event == "line":
             line = frame.f_lineno
-            open_lines.discard(line)
-            open_ways.difference_update(arcs.get((last_line, at), ()))
+            if line in open_lines:
+                watched.see_line(line)
+            for way in arcs.get((last_line, at), ()):
+                if way in open_ways:
+                    watched.see_way(way)
             last_line = line
             watched.left -= 1
             if not open_lines and not open_ways:
@@ -235,8 +240,8 @@ def _of_frame(watched: Watched) -> Trace:
             if watched.left <= 0:
                 watched.cut(at)
                 frame.f_trace_opcodes = frame.f_trace_lines = False
-        elif event == "return":  # of a frame that was not followed to its end
-            open_lines.discard(frame.f_lineno)
+        elif event == "return" and frame.f_lineno in open_lines:  # of a frame that was not followed to its end
+            watched.see_line(frame.f_lineno)
         return trace
 
     return trace
@@ -245,6 +250,6 @@ def _of_frame(watched: Watched) -> Trace:
 def observe(kernel: Path) -> Observer:
     """Begin to observe the code of a kernel's file, which is not imported yet, and of what it imports."""
     observer: Observer = Monitoring(kernel) if _monitoring is not None else Tracing(kernel)
-    os.register_at_fork(before=observer.forks)
+    os.register_at_fork(before=observer.forks, after_in_child=lambda: observer.log(None))
     observer.start()
     return observer

@@ -16,6 +16,7 @@ from ....support.text import counted
 from ...plan import Blocks, Probe, near
 from ...run import Run
 from .along import Shape
+from .borders import shape_in_words
 from .call_counts import CallCount, counts_of_calls
 from .comparisons import OF_BLOCKS, OF_CALLS, Boundary, boundaries
 from .huge import HugeProbes
@@ -26,7 +27,7 @@ from .together import Together
 #: Probes of one type of weights, and of those the ones at numbers of the code that no comparison showed; multiply-adds
 #: of one whose outputs are all judged, and of all of these together.
 _MOST, _MOST_GUESSED, _MOST_WORK, _MOST_TOGETHER = 60, 40, 1 << 24, 1 << 27
-#: The same of a kernel in Python, where a call that was observed to end soon may be larger.
+#: The same of a kernel in Python, where a call that was observed may be larger.
 _MOST_SEEN, _MOST_WORK_UNSEEN, _MOST_WORK_SEEN, _MOST_TOGETHER_SEEN = 100, 1 << 22, 1 << 28, 1 << 30
 #: Tokens, rows and units of K of a product that is made often.
 _OF_CALLS_SHAPE = (16, 64, 4)
@@ -34,6 +35,8 @@ _OF_CALLS_SHAPE = (16, 64, 4)
 _LEAST_SIZE = 34
 
 _Needs = tuple[Needs, ...]
+#: A probe that is not run, and what it would need, in words.
+_Dropped = tuple[Probe, str]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class ComparedProbes:
         left: the number of further shapes.
         kept: how many of the last ones failed in an earlier run.
         far: comparisons with a number of calls that is not reached, in words.
+        too_large: comparisons of which a probe cannot be run, in words, and what it would need.
         why_not: why comparisons cannot be observed, or None.
     """
 
@@ -55,6 +59,7 @@ class ComparedProbes:
     left: int = 0
     kept: int = 0
     far: tuple[str, ...] = ()
+    too_large: tuple[tuple[str, str], ...] = ()
     why_not: str | None = None
 
     @property
@@ -93,22 +98,23 @@ def compared_probes(
         for shape, place in (*first.items(), *itertools.islice(also.items(), _MOST_GUESSED))
     }
     of_shapes = [Probe((m,), n, k, because=because) for (m, n, k), because in wanted.items()]
-    probes = [*_possible(of_shapes, observed)]
-    left = len(shapes) - sum((probe.tokens[0], probe.n, probe.k) in shapes for probe, _ in probes)
+    probes, too_large = _possible(of_shapes, observed)
+    left = len(shapes) - len(first)
     of_calls = _counted(run, fmt, unit, counts.values())
-    kept = kept_probes(run, fmt, unit) if with_data else []
     of_data = [*Together(run, fmt, observed, found).probes([*wanted])] if with_data else []
+    others, others_too_large = _possible([*of_calls, *of_data], observed)
+    own = [*probes, *others]
+    kept_before = kept_probes(run, fmt, unit) if with_data else []
+    new = [probe for probe in kept_before if all(not is_same(probe, other) for other, _ in own)]
+    kept, kept_too_large = _possible(new, observed)
     why_not = None
     if kernel.compares == "thread blocks":
         why_not = observed.needs if isinstance(observed.needs, str) else None
         if not observed.any_in_code and observed.fault:
             why_not = why_not or observed.fault
-    if observed.too_slow:
-        why_not = f"its calls took {observed.seconds:.0f} s before all comparisons were observed"
-    own = [*probes, *_possible([*of_calls, *of_data], observed)]
     far = tuple({in_words(count.place, run.kernel.texts): None for count in counts.values() if count.calls is None})
-    kept = [probe for probe in kept if all(not is_same(probe, other) for other, _ in own)]
-    return ComparedProbes((*own, *_possible(kept, observed)), len(probes), left, len(kept), far, why_not)
+    dropped = tuple(_in_words([*too_large, *others_too_large, *kept_too_large]))
+    return ComparedProbes((*own, *kept), len(probes), left, len(kept), far, dropped, observed.ended or why_not)
 
 
 def _counted(run: Run, fmt: WeightFormat, unit: int, counts: Collection[CallCount]) -> Iterator[Probe]:
@@ -132,7 +138,7 @@ def compared_again(
     if not all(shape) or m not in domain.m or n not in domain.n or k not in domain.k or k % huge.unit:
         return ()
     observed, probe = Observed(run, fmt, huge), Probe((m,), n, k)
-    return ((probe, None),) if observed.calls else tuple(_possible([probe], observed))
+    return ((probe, None),) if observed.calls else tuple(_possible([probe], observed)[0])
 
 
 def _shapes(found: Collection[Boundary]) -> Iterator[tuple[Shape, str]]:
@@ -158,24 +164,45 @@ def _preferred(observed: Observed, found: Collection[Boundary]) -> list[Boundary
     return [boundary for _, boundary in sorted(zip(ranks, found, strict=True), key=lambda one: one[0])]
 
 
-def _possible(probes: Collection[Probe], observed: Observed) -> Iterator[tuple[Probe, _Needs | None]]:
-    """Those that can be run, whole or in single thread blocks: small products are whole first."""
-    left, whole = _MOST_TOGETHER_SEEN if observed.calls else _MOST_TOGETHER, set[Probe]()
+def _in_words(dropped: Collection[_Dropped]) -> Iterator[tuple[str, str]]:
+    """Each comparison once, with the smallest product that it would need."""
+    of_places: dict[str, list[_Dropped]] = {}
+    for one in dropped:
+        of_places.setdefault(one[0].because, []).append(one)
+    for place, all_of in of_places.items():
+        _, why = min(all_of, key=lambda one: _work(one[0]))
+        more = f" (and {len(all_of) - 1} larger)" if len(all_of) > 1 else ""
+        yield place, f"it needs {why}{more}"
+
+
+def _possible(
+    probes: Collection[Probe], observed: Observed
+) -> tuple[list[tuple[Probe, _Needs | None]], list[_Dropped]]:  # fmt: skip
+    """Those that can be run, whole or in single thread blocks, and the others: small products are whole first."""
+    left, whole, dropped = _MOST_TOGETHER_SEEN if observed.calls else _MOST_TOGETHER, set[Probe](), list[_Dropped]()
     for probe in sorted(probes, key=_work):
-        shape, work = (probe.tokens[0], probe.n, probe.k), _work(probe)
-        if observed.calls and work > _MOST_WORK_UNSEEN and shape not in observed.ended:
-            observed(shape)
-        most = _MOST_WORK
-        if observed.calls:
-            most = _MOST_WORK_SEEN if shape in observed.ended else _MOST_WORK_UNSEEN
-        if work <= min(most, left):
-            left -= work
+        shape, cost, most = (probe.tokens[0], probe.n, probe.k), _work(probe), _MOST_WORK
+        if observed.calls and cost > _MOST_WORK_UNSEEN:
+            if shape not in observed.costs:
+                observed(shape)
+            seen = shape in observed.costs or cost > _MOST_WORK_SEEN
+            most = _MOST_WORK_SEEN if seen else _MOST_WORK_UNSEEN
+            cost = observed.costs.get(shape, cost)
+        took = observed.slow.get(shape)
+        if cost <= min(most, left) and took is None:
+            left -= cost
             whole.add(probe)
+        elif observed.calls or isinstance(observed.needs, str):
+            limit = f"more than {most:,}" if cost > most else f"of which {left:,} are left"
+            why = f"{cost:,} multiply-adds, {limit}" if took is None else f"it took {took:.0f} s"
+            dropped.append((probe, f"a call of {shape_in_words(shape)}: {why}"))
+    found = list[tuple[Probe, _Needs | None]]()
     for probe in probes:
         if probe in whole:
-            yield probe, None
+            found.append((probe, None))
         elif not observed.calls and not isinstance(observed.needs, str):
-            yield probe, observed.needs
+            found.append((probe, observed.needs))
+    return found, dropped
 
 
 def _work(probe: Probe) -> int:

@@ -221,6 +221,7 @@ class TypeProbes:
             self.found.not_covered.append(("some shapes with which its code compares", why))
         if found.why_not is None and (unseen := self._run.kernel.of(self._fmt, 1, 1, self._fmt.unit).unseen(self._fmt)):
             self.found.not_covered.append(("values that a smaller type does not hold", unseen))
+        self.found.not_covered += found.too_large
         for place in found.far:
             self.found.not_covered.append((place, f"it compares with a number of calls, more than {MOST} away"))
         if found.probes:

@@ -17,10 +17,12 @@ from ...thread_blocks import dependence, too_many
 from .along import Shape
 from .huge import HugeProbes
 
-#: Seconds of observed calls together, before the search among sizes ends, and that among data.
-_MOST_SECONDS = 120.0
-#: Seconds in which a call ends soon. A call of a probe is made two or three times, within the kernel's time limit.
-_SOON = 10.0
+#: The cost of whole calls together, in multiply-adds, before the search among sizes ends, and that among data: twice
+#: that of the most expensive search that was measured.
+_MOST_COST = 1 << 34
+#: A safety net for a kernel whose multiply-adds take longer than those of others. Time limits of a call in which all
+#: calls must end; and parts of one in which a call must end of which a probe is made, up to three times in 1.5 limits.
+_MOST_LIMITS, _PARTS = 10, 3
 #: Outputs of a thread block that is observed.
 _MOST_OUTPUTS = 1 << 16
 
@@ -32,8 +34,9 @@ class Observed:
     """Observes the comparisons of products.
 
     Attributes:
-        ended: the shapes of whole calls that ended soon.
-        seconds: that whole calls took.
+        costs: shape of a whole call that ended → its cost in multiply-adds.
+        slow: shape → the seconds of a call that took too long for a probe.
+        cost, seconds: of all whole calls.
         values: that were compared.
         fault: the first of a call that was observed; "" if there is none.
         any_in_code: whether a call showed comparisons in the kernel's code.
@@ -43,7 +46,9 @@ class Observed:
     run: Run
     fmt: WeightFormat
     huge: HugeProbes
-    ended: set[Shape] = field(default_factory=set)
+    costs: dict[Shape, int] = field(default_factory=dict)
+    slow: dict[Shape, float] = field(default_factory=dict)
+    cost: int = 0
     seconds: float = 0.0
     values: set[float] = field(default_factory=set)
     fault: str = ""
@@ -69,9 +74,13 @@ class Observed:
         return self.run.kernel.of(self.fmt, 1, 1, self.huge.unit).compares == "calls"
 
     @property
-    def too_slow(self) -> bool:
-        """Whether the calls took so long that no further ones are observed."""
-        return self.seconds > _MOST_SECONDS
+    def ended(self) -> str | None:
+        """Why no further calls are observed, or None."""
+        if self.cost > _MOST_COST:
+            return f"its calls cost {_MOST_COST:,} multiply-adds before all comparisons were observed"
+        if self.seconds > _MOST_LIMITS * self.run.options.kernel_time_limit:
+            return f"its calls took {self.seconds:.0f} s before all comparisons were observed"
+        return None
 
     def product(self, shape: Shape) -> SparseProduct:
         """Return a product of ordinary operands whose thread blocks run by themselves. `needs` must not be words."""
@@ -117,7 +126,7 @@ class Observed:
         return found
 
     def _in_call(self, kernel: Kernel, shape: Shape, product: SparseProduct | None) -> Compared | None:
-        if self.too_slow or self.run.budget.spent:
+        if self.ended is not None or self.run.budget.spent:
             return None
         begun = time.monotonic()
         try:
@@ -125,8 +134,10 @@ class Observed:
         finally:
             took = time.monotonic() - begun
             self.seconds += took
-        if took < _SOON:
-            self.ended.add(shape)
+            self.cost += kernel.observed_cost
+        self.costs[shape] = kernel.observed_cost
+        if took > self.run.options.kernel_time_limit / _PARTS:
+            self.slow[shape] = took
         return found
 
     def _in_blocks(self, kernel: Kernel, shape: Shape, product: SparseProduct | None) -> Compared | None:
