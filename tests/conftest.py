@@ -24,8 +24,9 @@ from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.llama.library import Llama
 from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
-from tests.support import corpus, needs, validated
+from tests.support import corpus, kept_processes, needs, validated
 from tests.support.blocks_by_hand import Make
+from tests.support.kept_processes import KeptLlama, KeptReaders
 from tests.support.processor_times import ProcessorTimes
 from tests.support.recorded_llama import RecordedLlama
 from tests.support.slow_tests import SlowTests
@@ -177,12 +178,23 @@ def llama() -> Iterator[Llama]:
         yield process
 
 
+@pytest.fixture(scope="session")
+def kept() -> Iterator[None]:
+    """Processes that tests take over from each other end with the last test."""
+    yield
+    kept_processes.end()
+
+
 @pytest.fixture(autouse=True)
-def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verifications in this process replay what llama.cpp answered before: without `--live`, and in tests without the
-    marker `live`."""
+def recorded(request: pytest.FixtureRequest, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifications in this process replay what llama.cpp answered before, and take over processes of llama.cpp and
+    gguf-py, as audits and verifications of graphs do: without `--live`, and in tests without the marker `live`."""
     if not request.config.getoption("--live") and request.node.get_closest_marker("live") is None:
         monkeypatch.setattr("gguf_verify.rungs.session.Llama", RecordedLlama)
+        monkeypatch.setattr("gguf_verify.rungs.bytes.Readers", KeptReaders)
+        monkeypatch.setattr("gguf_verify.audit.audit.Llama", KeptLlama)
+        monkeypatch.setattr("gguf_verify.audit.audit.Readers", KeptReaders)
+        monkeypatch.setattr("gguf_verify_graph.verification.run.Llama", KeptLlama)
 
 
 @pytest.fixture(scope="session")
