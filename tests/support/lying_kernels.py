@@ -104,7 +104,7 @@ def forges(w, x, shape, out):
     out[...] = right(w, x, shape)
     ctypes.memset(out.ctypes.data + out.nbytes, 0, 8)
     forge()
-    time.sleep(60)
+    time.sleep(0.5)  # whether it also answers later changes nothing; its last questions wait for it
 
 
 @declare()
