@@ -47,8 +47,11 @@ def end() -> None:
 def taken(known: tuple[object, ...] | None) -> Child | None:
     """Return a process of llama.cpp that was left under these conditions, if there is one. It has sent its first
     message."""
-    at = next((i for i, (conditions, _) in enumerate(_llamas) if conditions == known), None)
-    return None if at is None else _llamas.pop(at)[1]
+    for left_under, child in _llamas[::-1]:
+        if left_under == known and child.alive:
+            _llamas.remove((left_under, child))
+            return child
+    return None
 
 
 def _leave(known: tuple[object, ...], child: Child) -> None:
