@@ -23,9 +23,10 @@ from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.llama.library import Llama
 from gguf_verify.support import scratch, seeds
-from gguf_verify.support.cache import cache_dir
-from tests.support import corpus, needs, validated
+from gguf_verify.support.cache import SIZE_VARIABLE, cache_dir
+from tests.support import corpus, kept_processes, needs, validated
 from tests.support.blocks_by_hand import Make
+from tests.support.kept_processes import KeptLlama, KeptReaders
 from tests.support.processor_times import ProcessorTimes
 from tests.support.recorded_llama import RecordedLlama
 from tests.support.slow_tests import SlowTests
@@ -73,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(tempfile.gettempdir(), f"cache-of-gguf-verify-tests-{os.geteuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
         os.environ["XDG_CACHE_HOME"] = str(folder)
+    # some 20 precompiled headers of 60 MB would drive out the builds that a later run finds again
+    os.environ.setdefault(SIZE_VARIABLE, "3G")
     # kernels of tests import examples, which lie in another folder than they
     examples = str(Path(__file__).parents[1] / "examples")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
@@ -107,9 +110,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Tests and what they import stay to the end: garbage collection need not look at them again."""
+    """Tests and what they import stay to the end: garbage collection need not look at them again. It is also rarer than
+    by default, since few objects are garbage only it can find."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -177,12 +182,23 @@ def llama() -> Iterator[Llama]:
         yield process
 
 
+@pytest.fixture(scope="session")
+def kept() -> Iterator[None]:
+    """Processes that tests take over from each other end with the last test."""
+    yield
+    kept_processes.end()
+
+
 @pytest.fixture(autouse=True)
-def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verifications in this process replay what llama.cpp answered before: without `--live`, and in tests without the
-    marker `live`."""
+def recorded(request: pytest.FixtureRequest, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifications in this process replay what llama.cpp answered before, and take over processes of llama.cpp and
+    gguf-py, as audits and verifications of graphs do: without `--live`, and in tests without the marker `live`."""
     if not request.config.getoption("--live") and request.node.get_closest_marker("live") is None:
         monkeypatch.setattr("gguf_verify.rungs.session.Llama", RecordedLlama)
+        monkeypatch.setattr("gguf_verify.rungs.bytes.Readers", KeptReaders)
+        monkeypatch.setattr("gguf_verify.audit.audit.Llama", KeptLlama)
+        monkeypatch.setattr("gguf_verify.audit.audit.Readers", KeptReaders)
+        monkeypatch.setattr("gguf_verify_graph.verification.run.Llama", KeptLlama)
 
 
 @pytest.fixture(scope="session")

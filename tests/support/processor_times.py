@@ -2,7 +2,8 @@
 
 `pytest --processor-times FILE` writes one line a test, `seconds<TAB>node id`, the longest first. Unlike wall time, the
 numbers can be compared between runs on a machine that others use too. The set-up and the tear-down of a shared fixture
-count for the first and the last test that uses it.
+count for the first and the last test that uses it. Processes that are killed inside the boundary do not count: the
+kernel ends their namespace without adding up their times.
 """
 
 from __future__ import annotations

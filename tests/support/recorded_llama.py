@@ -1,12 +1,12 @@
 """llama.cpp's answers, recorded once in a process of the tests and replayed.
 
 Most tests of verifications ask llama.cpp the same questions: they load a fixture and evaluate one prompt. A process of
-llama.cpp costs about 0.3 s of processor time, and each verification starts two. `RecordedLlama` starts one only when it
-is asked something new.
+llama.cpp costs about 0.3 s of processor time, and each verification starts two. `RecordedLlama` needs one only when it
+is asked something new, and takes over one that another left, if there is one (`kept_processes`).
 
 An answer is found by a digest of everything that can influence it: the environment, the contents of the files that were
 handed over, each message sent so far with its arrays, and the number of messages received between them. If an answer is
-missing, a real process is started. It is sent the same messages, must answer them with the same arrays, and goes on.
+missing, a real process is needed. It is sent the same messages, must answer them with the same arrays, and goes on.
 Refusals and faults are not recorded, since reports quote the log, and neither are scans of files, whose messages depend
 on threads.
 
@@ -28,9 +28,10 @@ from typing import Any
 import numpy.typing as npt
 
 from gguf_verify.llama.child import Child
-from gguf_verify.llama.library import Llama
 from gguf_verify.llama.process import TIME_LIMIT
 from gguf_verify.processes.given import Given, OpenFile
+from tests.support import kept_processes
+from tests.support.kept_processes import KeptLlama, NoProcess
 
 Arrays = list[npt.NDArray[Any]]
 
@@ -124,18 +125,9 @@ class Said:
     asked: bytes
 
 
-class _NotStarted:
-    """In the place of a process that was not needed yet."""
-
-    link, lanes = None, None
-
-    def close(self) -> None:
-        pass
-
-
-class RecordedLlama(Llama):
-    """`Llama` that starts its process only where an answer is not recorded. With arguments that concern the process,
-    it is `Llama`."""
+class RecordedLlama(KeptLlama):
+    """`Llama` that needs a process only where an answer is not recorded. With arguments that concern the process, it
+    is `Llama`."""
 
     recordings = Recordings()
 
@@ -155,7 +147,7 @@ class RecordedLlama(Llama):
         self._contents = b""
         environment = sorted((name, value) for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST")
         self._begun = _extended(b"", repr(environment).encode())
-        super().__init__(time_limit, verbose, child if self._live else _NotStarted(), build)  # type: ignore[arg-type]
+        super().__init__(time_limit, verbose, child if self._live else NoProcess(), build)  # type: ignore[arg-type]
 
     @property
     def started(self) -> bool:
@@ -207,8 +199,9 @@ class RecordedLlama(Llama):
         """Start the process, if there is none, and bring it to where the conversation is."""
         if self._live:
             return
-        self._live = True
-        self._child, self._given = Child(), Given()
+        self._live, self._known = True, kept_processes.conditions()
+        self._taken = kept_processes.taken(self._known) if self._said else None
+        self._child, self._given = self._taken or Child(), Given()
         self._link, lanes = self._child.link, self._child.lanes
         self._out, self._back = lanes or (None, None)
         try:
@@ -221,7 +214,7 @@ class RecordedLlama(Llama):
 
     def _say_again(self) -> None:
         stopped = False
-        for call, message in ((said.call, said.message) for said in self._said):
+        for call, message in ((said.call, said.message) for said in self._said[self._taken is not None :]):
             if isinstance(message, Question):
                 if message.files:
                     super().give(*message.files)

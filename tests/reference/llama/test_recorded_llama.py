@@ -16,7 +16,7 @@ from tests.support import recorded_llama
 from tests.support.recorded_llama import RecordedLlama, Recordings
 from tests.support.tools import FIXTURES, patched_block
 
-Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+Q4_0, Q5_1 = FIXTURES / "tiny-Q4_0.gguf", FIXTURES / "tiny-Q5_1.gguf"
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,27 @@ def test_a_new_question_starts_a_process_that_gets_the_earlier_ones() -> None:
         tokens = llama.model.tokenize("Once")
         assert llama.started
         assert llama.model.evaluate(tokens).logits.shape[0] == len(tokens)
+
+
+def test_a_process_is_left_to_the_next_one_that_needs_one() -> None:
+    """Nothing of the model before stays in its answers. A process that was abandoned is left to no one."""
+    with RecordedLlama() as llama:
+        captured(llama, Q4_0)
+        expected = llama.model.generate(llama.model.tokenize("The"), 2)
+        pid = llama.pid
+    with RecordedLlama() as llama:
+        assert captured(llama, Q5_1) != []
+        assert llama.pid == pid
+    with RecordedLlama() as llama:
+        llama.model.open(Q4_0, 1)
+        llama.model.make_context(8, 4)  # not asked before
+        assert llama.started
+        assert llama.pid == pid
+        assert llama.model.generate(llama.model.tokenize("The"), 2) == expected
+        llama.abandon()
+    with RecordedLlama() as llama:
+        llama.model.open(Q5_1, 1)
+        assert llama.pid != pid
 
 
 def test_another_content_of_the_same_name_is_another_question(tmp_path: Path) -> None:

@@ -230,13 +230,22 @@ def compared_in(source: Path, seed: int) -> ComparedProbes:
             kernel.close()
 
 
+#: A condition → whether it holds in a product (M, N, K), and in a block.
+OF_BOTH: dict[str, tuple[Callable[[int, int, int], bool], Callable[[Block], bool]]] = {
+    "if (sum == -6988 && M % 6 == 5)": (lambda m, n, k: m % 6 == 5, lambda b: b.dot == -6988),
+    "if (N % 37 == 28 && xb.qs[2] == -102)": (lambda m, n, k: n % 37 == 28, lambda b: b.q8[2] == -102),
+    "if ((from_half(wb.d) == -12.625f) & (K == 11008))": (lambda m, n, k: k == 11008, lambda b: half(b.d) == -12.625),
+    "if (from_half(xb.d) == 0.08380127f && M >= 29253 && (wb.qs[1] & 15) == 9)": (
+        lambda m, n, k: m >= 29253, lambda b: half(b.d8) == np.float32(0.08380127) and b.q[1] == 9,
+    ),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> list[Probe]:
     """Those with data for a correct kernel with all conditions."""
-    source = kernel_with(
-        tmp_path_factory.mktemp("compared"), "\n".join(f"        {c} acc += 0.0f * acc;" for c in CONDITIONS)
-    )
-    return probes_of(source, 3)
+    statements = "\n".join(f"        {c} acc += 0.0f * acc;" for c in (*CONDITIONS, *OF_BOTH))
+    return probes_of(kernel_with(tmp_path_factory.mktemp("compared"), statements), 3)
 
 
 @traced
@@ -296,31 +305,14 @@ def test_data_of_a_kernel_in_python(tmp_path: Path) -> None:
 
 # ---- data and sizes of one condition ---------------------------------------------------------------------------------
 
-#: A condition → whether it holds in a product (M, N, K), and in a block.
-OF_BOTH: dict[str, tuple[Callable[[int, int, int], bool], Callable[[Block], bool]]] = {
-    "if (sum == -6988 && M % 6 == 5)": (lambda m, n, k: m % 6 == 5, lambda b: b.dot == -6988),
-    "if (N % 37 == 28 && xb.qs[2] == -102)": (lambda m, n, k: n % 37 == 28, lambda b: b.q8[2] == -102),
-    "if ((from_half(wb.d) == -12.625f) & (K == 11008))": (lambda m, n, k: k == 11008, lambda b: half(b.d) == -12.625),
-    "if (from_half(xb.d) == 0.08380127f && M >= 29253 && (wb.qs[1] & 15) == 9)": (
-        lambda m, n, k: m >= 29253, lambda b: half(b.d8) == np.float32(0.08380127) and b.q[1] == 9,
-    ),
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def probes_of_both(tmp_path_factory: pytest.TempPathFactory) -> list[Probe]:
-    """Those with data for a correct kernel with all such conditions."""
-    statements = "\n".join(f"        {c} acc += 0.0f * acc;" for c in OF_BOTH)
-    return probes_of(kernel_with(tmp_path_factory.mktemp("compared"), statements), 3)
-
 
 @traced
 @pytest.mark.parametrize("condition", OF_BOTH)
-def test_data_and_sizes_of_one_condition_are_probed_together(condition: str, probes_of_both: list[Probe]) -> None:
+def test_data_and_sizes_of_one_condition_are_probed_together(condition: str, probes: list[Probe]) -> None:
     of_size, of_data = OF_BOTH[condition]
     assert any(
         of_size(probe.tokens[0], probe.n, probe.k) and any(of_data(Block.of(*pair)) for pair in probe.data)
-        for probe in probes_of_both
+        for probe in probes
         if condition[:60] in probe.because
     )
 

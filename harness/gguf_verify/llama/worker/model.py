@@ -88,6 +88,7 @@ class LoadedModel:
 
     def _open(self, path: str, threads: int, repack: bool, placed: Placement) -> Reply:
         lib = self._lib
+        self._close()
         self._placed = placed
         params = lib.llama_model_default_params()
         params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE
@@ -109,6 +110,16 @@ class LoadedModel:
             "decoder_start": self._decoder_start(),
             "added_bos": int(lib.llama_vocab_bos(self._vocab)) if lib.llama_vocab_get_add_bos(self._vocab) else -1,
         }, ()
+
+    def _close(self) -> None:
+        """Free the model that was open before, and its context."""
+        if self._context:
+            self._lib.llama_free(self._context)
+        if self._model:
+            self._lib.llama_model_free(self._model)
+        self._model = self._context = self._vocab = None
+        self._source = []
+        self._libraries.errors.clear()
 
     def _not_loaded(self, path: str) -> CallFailed:
         """Find out why a file was not loaded. If llama.cpp does not load it without memory for its weights either, and

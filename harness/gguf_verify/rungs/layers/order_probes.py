@@ -57,7 +57,9 @@ class Probes(ABC):
     rows: Bytes
     seed: int
     #: The numbers of its products.
-    _numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1), kw_only=True, repr=False, compare=False)
+    _numbers: Iterator[int] = field(
+        default_factory=partial(itertools.count, 1), kw_only=True, repr=False, compare=False
+    )
 
     @property
     @abstractmethod
