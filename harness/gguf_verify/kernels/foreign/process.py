@@ -309,7 +309,8 @@ class ForeignKernel(Kernel):
                 usual = made[0] if len(made) == 1 else blocks.alone(call, launches)
                 return [next((one for one in made if not one.equals(usual)), usual)], {}
 
-            (written,), _ = self.addresses.made(Call(fmt.name, types, shape, False), make, all_correct)
+            call_of_blocks = Call(fmt.name, types, shape, False)
+            (written,), _ = self.addresses.made(call_of_blocks, make, all_correct, self.restart)
         else:
             written = self.alone_in(call, fmt.name, names, number, product.needs)
         output = self.declaration.output
