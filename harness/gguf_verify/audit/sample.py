@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from ..formats.tensor_types import FLOAT_TYPES
 from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
@@ -204,7 +206,7 @@ class Sampled:
             row, block = divmod(drawn.number(bad.block), drawn.tensor.blocks_per_row)
             return replace(bad, row=row, block=block)
 
-        scan = replace(
+        scan = structs.replace(
             scan,
             first_not_finite=places(scan.first_not_finite),
             first_differing=places(scan.first_differing),

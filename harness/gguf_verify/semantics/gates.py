@@ -252,9 +252,9 @@ def _judge_in_tiles(y: Floats, p: Product, slack: Doubles | None) -> Judgement:
             found.append((int(np.argmax(_ratio(off, limit))), int(row)))
     if not on_host(y) and bad.any():
         p = p.placed(get)
-    (off, size), high = squares.sum(axis=1), float(score.max())
+    (off, size), high = map(float, squares.sum(axis=1)), float(score.max())
     return Judgement(
-        bad, most, high, min(found), differing, float(off / size) if size else 0.0, suspected, doubtful, of_gates,
+        bad, most, high, min(found), differing, off / size if size else 0.0, suspected, doubtful, of_gates,
         lambda: p if whole is None else p.with_rows(rows, whole.product),
     )  # fmt: skip
 
