@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..processes.boundary import compiler as folders_of
 from ..support import scratch
@@ -41,8 +41,10 @@ from .cuda_text import has_volatile
 from .extents import padded, with_extents
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
-from .narrow import LISTS, Noted, Preprocessed
 from .tables import tables_hash, write_headers
+
+if TYPE_CHECKING:
+    from .narrow import Noted
 
 # -ffp-contract=off: a fused multiply-add only occurs where the kernel requests one.
 # -fno-strict-aliasing: kernels read packed bytes as words, which nvcc allows.
@@ -555,6 +557,8 @@ def _noting(
         command: compiles or preprocesses it, without its name.
         shown: folders that it reads.
     """
+    from .narrow import LISTS, Preprocessed  # only here: most processes compile no such unit
+
     folder, unit, errors = source.parent, source.with_suffix(".ii"), source.with_suffix(".json")
 
     def listed(text: str, *options: str) -> list[Any]:

@@ -187,7 +187,7 @@ def test_what_counts_shares_the_runner_and_the_precompiled_header() -> None:
 
 def test_a_call_that_breaks_its_process_is_observed(tmp_path: Path) -> None:
     """It ends the process, which is asked before."""
-    source = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", "    y[m == 4 ? i + 1000000 : i] = acc;")
+    source = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", "    *(m == 4 ? (float*)8 : &y[i]) = acc;")
     kernel = open_foreign(f"{source}:gemm", CpuHost(2))
     rows, x = operands()
     try:
