@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from .definition import Semantics
 from .narrow import HALF, NARROW
 from .repeated import Repeated
 from .summation import Fused, NoOrder, Rule, Tree, sum_in
-from .sums import Doubles, Floats
+from .sums import Doubles, Floats, Rows
 from .term import Term
 from .terms.values import ValueTerm
 from .values import Activations, term_values
@@ -165,17 +165,37 @@ def differing(
 
 
 def compared(
-    of: FoundOrder, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, y: Floats
+    of: FoundOrder,
+    semantics: Semantics,
+    fmt: BlockFormat,
+    w: Bytes,
+    x: Bytes,
+    y: Floats,
+    further: Callable[[Rows], Iterator[tuple[Bytes, Floats]]],
 ) -> tuple[FoundOrder, npt.NDArray[np.bool_]]:
     """Return an order and which outputs float32[M, N] have other bits than it gives.
 
     Two arithmetics may agree in all random products that were tried. So if another one has all bits, it is the order's.
     Raises NoOrder if it has those of the rows that differ: another loop may compute them. An output that is off by an
     ulp may have the bits of one of about 100 arithmetics by chance, with a probability of about 1/3 each; _ENOUGH of
-    them have them with less than 10^-5.
+    them have them with less than 10^-5. If there are fewer, further products of these rows decide.
+
+    Args:
+        further: returns activations in the definition's blocks and outputs of some rows, in further products.
     """
     wrong = differing(of, semantics, fmt, w, x, y)
     rows = np.flatnonzero(wrong.any(axis=0))
+
+    def made_otherwise(other: FoundOrder, count: int) -> bool:
+        """Whether the rows have the bits of another order, as far as further products tell."""
+        for more in further(rows) if count < _ENOUGH else ():
+            if differing(other, semantics, fmt, w[rows], *more).any():
+                return False
+            count += int(differing(of, semantics, fmt, w[rows], *more).sum())
+            if count >= _ENOUGH:
+                break
+        return True
+
     if len(rows):
         for arithmetic in of.arithmetic.others(of.tree, (semantics.inside or semantics).term, fmt):
             other = replace(of, arithmetic=arithmetic)
@@ -184,7 +204,7 @@ def compared(
             still = differing(other, semantics, fmt, w, x, y)
             if not still.any():
                 return other, still
-            if wrong.sum() >= _ENOUGH:
+            if made_otherwise(other, int(wrong.sum())):
                 raise NoOrder(f"{len(rows):,} rows have the bits of another arithmetic: {other.words}")
     return of, wrong
 

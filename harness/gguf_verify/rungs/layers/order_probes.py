@@ -28,13 +28,15 @@ from ..generated_inputs import drawn as random_activations
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Products that are made for one product of the model: 8 times as many as for any order that was found in tests.
+#: Products that are made for one product of the model.
 MOST_PRODUCTS = 1 << 14
 #: Summands of which the tree is found for the product itself.
 MOST = 64
 #: Rows of the products that prove the arithmetic.
 _ROWS = 64
-#: At most one in this number of them may be faulty.
+#: Outputs that prove it, and the most products with so many.
+_OUTPUTS, _MOST_TURNS = 512, 64
+#: At most one in this number of the rows may be faulty.
 _FAULTY = 8
 #: Rules that are tried for long rows.
 _MOST_RULES = 16
@@ -125,15 +127,14 @@ class Probes(ABC):
     def _proven(self, m: int, n: int, k: int) -> tuple[Tree, Arithmetic]:
         """Find the tree of a shape, and the arithmetic that gives all bits of random products. Raises NoOrder.
 
-        In one of these all activations are positive: the sums of most blocks are large, and so is what rounds them. A
-        few rows may be faulty: all their outputs have other bits. An arithmetic that rarely rounds otherwise does not
+        In every second one all activations are positive: the sums of most blocks are large, and so is what rounds them.
+        A few rows may be faulty: all their outputs have other bits. An arithmetic that rarely rounds otherwise does not
         look so.
         """
         n, size = self.few(n, k), k // self.fmt.block_size
         blocks, rng = self.rows.reshape(-1, self.fmt.block_bytes), np.random.default_rng((self.seed, m, n, k))
         w = np.ascontiguousarray(blocks[rng.integers(0, len(blocks), n * size)].reshape(n, -1))
-        x = random_activations((m, k), np.ones((1, 1), np.float32), self.seed)
-        made = [(self.semantics.bytes_of(of), self.product(w, of)) for of in (x, np.abs(x))]
+        made = list(self.random(m, w, min(_MOST_TURNS, max(2, -(-_OUTPUTS // (m * n))))))
         tree: Tree | None = None
         best: tuple[int, Tree, Arithmetic] | None = None
         for tree, arithmetic in self.proposed(m, n, k):
@@ -149,6 +150,15 @@ class Probes(ABC):
             return best[1:]
         words = "" if tree is None else as_text(tree)[:_TEXT]
         raise NoOrder(f"terms are added as {words}, but no known arithmetic of a term gives the bits")
+
+    def random(self, m: int, w: Bytes, count: int) -> Iterator[tuple[Bytes, Floats]]:
+        """Yield activations of random products with weights uint8[N, row bytes], in the definition's blocks, and the
+        outputs; in every second one all activations are positive. Raises NoOrder."""
+        k = w.shape[1] // self.fmt.block_bytes * self.fmt.block_size
+        for turn in range(count):
+            x = random_activations((m, k), np.ones((1, 1), np.float32), self.seed + turn // 2)
+            x = np.abs(x) if turn % 2 else x
+            yield self.semantics.bytes_of(x), self.product(w, x)
 
     def product(self, w: Bytes, x: Floats) -> Floats:
         """Return the kernel's product of weights uint8[N, row bytes] and activations float32[M, K]. Raises NoOrder."""

@@ -15,6 +15,8 @@ proven by the bits of random products. Only then is the product itself compared:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +26,9 @@ from ...kernels.interface import Kernel
 from ...results.failures import Failure
 from ...results.products import OrderRecord
 from ...semantics.definition import Semantics
-from ...semantics.replay import compared
+from ...semantics.replay import FoundOrder, compared
 from ...semantics.summation import NoOrder, as_text
+from ...semantics.sums import Floats, Rows
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.terms.values import ValueTerm
 from .call import Outputs
@@ -36,8 +39,8 @@ from .value_probes import ValueProbes
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Rows with other bits in which the tree is found again.
-_AGAIN = 4
+#: Rows with other bits in which the tree is found again; random products that tell whether another loop made them.
+_AGAIN, _FURTHER = 4, 16
 
 
 def check_order(judged: GemmJudge, made: Outputs) -> None:
@@ -53,13 +56,18 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
     try:
         probes = probes_of(kernel, judged.semantics, fmt, judged.matrix.rows, run.options.seed)
         found = run.resources.get(f"order of {shape}", lambda: probes.order(m, n, k))
-        found, wrong = compared(found, judged.semantics, fmt, judged.matrix.rows, judged.own.encoded, made.own)
+        weights = judged.matrix.rows
+
+        def further(rows: Rows) -> Iterator[tuple[Bytes, Floats]]:
+            return ((x, np.ascontiguousarray(y[:, rows])) for x, y in probes.random(m, weights, _FURTHER))
+
+        found, wrong = compared(found, judged.semantics, fmt, weights, judged.own.encoded, made.own, further)
         rows = np.flatnonzero(wrong.any(axis=0))
         if 2 * len(rows) > n:
             raise NoOrder(f"at this shape {len(rows):,} of {n:,} rows have other bits than {found.words}")
         again = rows[np.linspace(0, len(rows) - 1, min(len(rows), _AGAIN)).astype(int)]
         places = [(int(wrong[:, row].argmax()), int(row)) for row in again]
-        alike = [at for at in places if probes.tree_in(m, n, k, found, *at) == found.tree]
+        alike = [at for at in places if _has_tree(probes, found, (m, n, k), at)]
         if places and not alike:
             raise NoOrder(f"row {rows[0]} is added in another order than others, {found.words}")
     except NoOrder as why:
@@ -86,6 +94,14 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
             got=float(made.own[token, row]), matrix=matrix_of(tensor, at), culprit="kernel", call=judged.call("own"),
         ), int(wrong.sum())
     )  # fmt: skip
+
+
+def _has_tree(probes: Probes, found: FoundOrder, shape: tuple[int, int, int], at: tuple[int, int]) -> bool:
+    """Whether the tree of one output is that of an order."""
+    try:
+        return probes.tree_in(*shape, found, *at) == found.tree
+    except NoOrder:  # it has another one
+        return False
 
 
 def probes_of(kernel: Kernel, semantics: Semantics, fmt: BlockFormat, rows: Bytes, seed: int) -> Probes:
