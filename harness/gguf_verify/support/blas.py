@@ -6,9 +6,9 @@ import os
 
 #: OpenBLAS reads this when NumPy is loaded.
 VARIABLE = "OPENBLAS_NUM_THREADS"
-#: Options of mallopt(3), and bytes: of an allocation that is returned to the system at once, and of free memory that is
-#: kept. Products are computed some MiB at a time. If each of these arrays were returned, the system would clear as many
-#: pages for the next one: a fifth of all processor time with a large vocabulary (measured).
+#: Options of mallopt(3) and their values: memory of allocations from 32 MiB on is returned to the system at once, of
+#: smaller ones up to 256 MiB are kept. Products are computed in arrays of some MiB. If each were returned, the system
+#: would clear as many pages for the next one: a sixth of all processor time with a large vocabulary (measured).
 _MEMORY = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 

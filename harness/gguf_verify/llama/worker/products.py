@@ -31,7 +31,6 @@ class Products:
     def device(self, backend: str) -> Device:
         """Return the device with this name for `--reference`, started once. Raises NoDevice, UnknownDevice."""
         if backend not in self._devices:
-            from .. import ggml  # imported late: not needed by scans of files
             from ..backends import kind_of
 
             found = find_device(backend)
@@ -40,9 +39,6 @@ class Products:
 
     def start_backend(self, backend: str) -> Reply:
         """Return a description of the device, or why it cannot be used here."""
-        from .. import ggml
-        from ..backends.device import NoDevice
-
         try:
             device, found = self.device(backend), find_device(backend)
         except NoDevice as error:
