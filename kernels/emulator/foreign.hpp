@@ -31,11 +31,21 @@ constexpr int bits_of() {
     if (Limits::is_specialized) return Limits::digits;
     return sizeof(Number) == 2 && std::is_convertible<Number, float>::value ? 11 : 64;
 }
+// The number that an enumeration is.
+template <class Type, bool IS_ENUM = std::is_enum<Type>::value>
+struct Underlying {
+    using type = Type;
+};
+template <class Type>
+struct Underlying<Type, true> {
+    using type = typename std::underlying_type<Type>::type;
+};
 template <class Narrow, int BITS = 0, class Wide>
 __attribute__((always_inline)) constexpr void narrows(Wide value) {
-    using To = std::numeric_limits<Narrow>;
+    using Number = typename Underlying<Narrow>::type;
+    using To = std::numeric_limits<Number>;
     using From = std::numeric_limits<Wide>;
-    constexpr int held = bits_of<Narrow, BITS>();
+    constexpr int held = bits_of<Number, BITS>();
     // an index in a float is exact as far as all smaller integers are
     constexpr int exact = From::is_integer || From::digits > held ? held : From::digits;
     constexpr double limit = (double)((uint64_t)1 << (exact < 63 ? exact : 63)) - (To::is_integer && From::is_integer);
@@ -62,7 +72,8 @@ struct NarrowValue {
 };
 // A cast to it reports what is cast; other casts than to numbers stay as they are.
 template <class Narrow>
-using Narrows = typename std::conditional<std::is_arithmetic<Narrow>::value || bits_of<Narrow>() == 11,
+using Narrows = typename std::conditional<std::is_arithmetic<Narrow>::value || std::is_enum<Narrow>::value ||
+                                              bits_of<Narrow>() == 11,
                                           NarrowValue<Narrow>, Narrow>::type;
 // A variable that operators change.
 template <class Number>

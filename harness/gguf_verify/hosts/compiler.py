@@ -576,7 +576,7 @@ def _noting(
     try:
         diagnostics = listed(text.scanned(text.text), *LISTS)
         if any("error" in one["kind"] for one in diagnostics):
-            return False, ""
+            return False, "GCC lists errors beside its conversions"
         conversions = text.conversions(diagnostics)
         left: Collection[Noted] = conversions
         for _ in range(_MOST_NOTED):

@@ -28,7 +28,9 @@ _OPTIONS = {*LISTS, "-Wfloat-conversion"}
 _TYPE = re.compile(r"['‘]([^'’]+)['’](?: \{aka ['‘]([^'’]+)['’]\})?")
 _BITS = re.compile(r":(\d+)$")
 _MARKER = re.compile(r'# \d+ "((?:[^"\\]|\\.)*)"(.*)')
-_PRAGMA = re.compile(r"\s*#\s*pragma\s+GCC\s+diagnostic\b")
+_PRAGMA = re.compile(r"\s*#\s*pragma\s+GCC\s+(?:diagnostic|system_header)\b")
+#: Flags of a marker: a file begins, goes on after another one, or has warnings suppressed.
+_BEGINS, _GOES_ON, _SYSTEM = " 1", " 2", re.compile(r" [34]")
 _SCANNED = "gguf-verify"
 #: Words of the names of types that are numbers.
 _SIGNS = {"signed", "unsigned", "char", "short", "int", "long"}
@@ -37,6 +39,8 @@ _TYPES = {"float", "half", "__half", "size_t", *(f"{u}int{bits}_t" for u in ("",
 _BEFORE_CAST, _OPERAND = {"return", "case", "else", "do", "throw"}, {*"(-~!*&+"}
 #: Signs before "T(" that leave it a conversion.
 _BEFORE_VALUE = {*"=(,+-*/%&|^[?:<>!~"} | {"return"}
+#: Words that a type may have beside its name, and signs within its name.
+_QUALIFIERS, _OF_NAMES = {"const", "volatile"}, {":", "::", "<", ">", ","}
 #: Limit for a cast.
 _MOST_TOKENS = 16
 
@@ -69,12 +73,16 @@ class Preprocessed:
     def __init__(self, text: str, folder: str) -> None:
         self.text = text
         self._lines, self._authors = Lines(text), set[int]()
-        self._markers, within = dict[int, str](), False
+        self._markers, within = dict[int, str](), [False]  # of each open file: whether it is an author's
         for number, line in enumerate(text.split("\n"), 1):
-            if (marker := _MARKER.match(line)) is not None:
-                within = marker[1].startswith(folder)
-                self._markers[number] = f'# {number + 1} "{_SCANNED}"{marker[2]}' if within else line
-            elif within:
+            if (marker := _MARKER.match(line)) is not None:  # a #line in the source may give its file any name
+                if marker[2].startswith(_BEGINS):
+                    within.append(marker[1].startswith(folder))
+                elif marker[2].startswith(_GOES_ON) and len(within) > 1:
+                    within.pop()
+                here = f'# {number + 1} "{_SCANNED}"{_SYSTEM.sub("", marker[2])}'
+                self._markers[number] = here if within[-1] else line
+            elif within[-1]:
                 self._authors.add(number)
                 if _PRAGMA.match(line):  # the author's, against warnings
                     self._markers[number] = ""
@@ -82,6 +90,8 @@ class Preprocessed:
         self._begins = {token.start: i for i, token in enumerate(self._tokens)}
         self._ends = {token.end: i for i, token in enumerate(self._tokens)}
         self._closing = brackets(self._tokens)
+        #: The last tokens of the casts so far.
+        self._cast_ends = set[int]()
 
     def noting(self, conversions: Collection[Noted]) -> str:
         """Return the text with conversions that report their values."""
@@ -168,38 +178,58 @@ class Preprocessed:
         for i, token in enumerate(tokens[:-2]):
             if token.text in ("using", "typename", "class") and tokens[i + 2].text in ("=", ",", ">"):
                 found.add(tokens[i + 1].text)
+            elif token.text == "enum":
+                found.add(tokens[i + 1 + (tokens[i + 1].text in ("class", "struct"))].text)
             elif token.text == "typedef":
                 end = next((j for j in range(i, len(tokens)) if tokens[j].text in (";", "{")), i)
                 found |= {tokens[end - 1].text} if tokens[end].text == ";" else set()
         return found
 
-    def _type_ends(self, i: int) -> int:
-        """Return one past the last token of a type's name that begins at a token; its place if none does."""
-        end = i
-        while end < len(self._tokens) and self._tokens[end].text in _SIGNS:
-            end += 1
-        return end if end > i else i + (i < len(self._tokens) and self._tokens[i].text in self._names)
+    def _number(self, first: int, last: int) -> str | None:
+        """The type that these tokens name, if it may be a number; None if they name none."""
+        tokens = self._tokens[first : last + 1]
+        words = [token.text for token in tokens if token.text not in _QUALIFIERS]
+        if not words or any(token.kind == "sign" and token.text not in _OF_NAMES for token in tokens):
+            return None
+        named = words[-1] in self._names and (len(words) < 2 or words[-2] in (":", "::"))
+        signs = all(word in _SIGNS for word in words)
+        return self.text[tokens[0].start : tokens[-1].end] if named or signs else None
+
+    def _name_begins(self, i: int) -> int:
+        """Return the first token of the qualified name that ends at a token."""
+        tokens = self._tokens
+        while i > 1 and self.text[tokens[i].start - 2 : tokens[i].start] == "::":
+            last = next(j for j in range(i - 1, -1, -1) if tokens[j].text not in (":", "::") or j == 0)
+            if tokens[last].kind != "word":
+                return last + 1
+            i = last
+        return i
 
     def _cast(self, i: int) -> Iterator[Noted]:
         """Yield the cast that begins at a token."""
-        tokens, begins = self._tokens[: i + _MOST_TOKENS], i + 2 if self._tokens[i].text == "static_cast" else i
-        begins += tokens[i].text == "("
-        if not i > 0 or (end := self._type_ends(begins)) == begins or end + 1 >= len(tokens):
+        tokens, before = self._tokens, self._tokens[i - 1]
+        if not i > 0:
             return
-        name, before = " ".join(token.text for token in tokens[begins:end]), tokens[i - 1]
         if tokens[i].text == "static_cast":
-            if tokens[end].text == ">" and tokens[end + 1].text == "(":
-                yield (Added(tokens[end + 1].end, _LONGEST, _fits(name)),)
-        elif tokens[i].text == "(":
+            end = next((j for j in range(i + 1, min(i + _MOST_TOKENS, len(tokens))) if tokens[j].text == "("), None)
+            of = [] if end is None else tokens[i + 2 : end - 1]
+            if end is not None and of and not any(token.text in ("*", "&") for token in of):
+                name = self.text[of[0].start : of[-1].end]
+                yield (Added(tokens[end].end, _LONGEST, _fits(name)),)
+        elif tokens[i].text == "(" and (end := self._closing.get(i)) is not None and end + 1 < len(tokens):
             is_cast = before.text in _BEFORE_CAST if before.kind == "word" else before.text not in (")", "]")
             operand = tokens[end + 1].kind in ("word", "number", "char") or tokens[end + 1].text in _OPERAND
-            if tokens[end].text == ")" and is_cast and operand:
-                yield (Added(tokens[end].end, _LONGEST, f"(::cuda_on_cpu::Narrows<{name}>)"),)
-        elif end == i + 1 and tokens[end].text == "(" and before.text in _BEFORE_VALUE:
-            inner = self._type_ends(end + 1)
-            is_type = inner > end + 1 and tokens[inner : inner + 1] != [] and tokens[inner].text != "("
-            if not is_type and tokens[end + 1].text not in ("*", "&", ")", "const", "void"):
-                yield (Added(tokens[end].end, _LONGEST, _fits(name)),)
+            is_cast = end - i <= _MOST_TOKENS and operand and (is_cast or i - 1 in self._cast_ends)
+            if is_cast and (named := self._number(i + 1, end - 1)) is not None:
+                self._cast_ends.add(end)
+                yield (Added(tokens[end].end, _LONGEST, f"(::cuda_on_cpu::Narrows<{named}>)"),)
+        elif tokens[i].kind == "word" and i + 2 < len(tokens) and tokens[i + 1].text == "(":
+            first = self._name_begins(i)
+            named, value = self._number(i, i), tokens[i + 2].text
+            close = self._closing.get(i + 1, i + 1)
+            is_type = self._number(i + 2, close - 1) is not None or value in ("*", "&", ")", "const", "void")
+            if named is not None and tokens[first - 1].text in _BEFORE_VALUE and first > 0 and not is_type:
+                yield (Added(tokens[i + 1].end, _LONGEST, _fits(self.text[tokens[first].start : tokens[i].end])),)
 
     def _step(self, i: int) -> Iterator[Noted]:
         """Yield the variable at a token that `++` or `--` steps."""
