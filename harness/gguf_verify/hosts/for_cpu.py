@@ -246,6 +246,8 @@ class _Text:
         return False
 
     def _directive(self, token: Token) -> None:
+        if re.match(r"#\s*(line\b|\d)", token.text):  # reports name the lines of the file itself
+            self.edits.append(Edit(token.start, token.end, ""))
         if not re.match(r"#\s*define\b", token.text) or self._in_macro:
             return
         inner = _Text(token.text, self.file, self.into, self._line(token), True)

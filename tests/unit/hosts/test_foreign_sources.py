@@ -128,6 +128,30 @@ def test_conversions_on_lines_with_errors_are_left_out() -> None:
     assert unit.without(noted, [{**error, "locations": []}]) == []
 
 
+CASTS = [
+    "r = static_cast<std::int16_t>(n);", "r = (const short)n;", "r = (short const)n;", "r = (::int16_t)n;",
+    "r = static_cast<Traits<Q4_0>::index>(n);", "r = (Traits<Q4_0>::index)n;", "enum Row : short { A }; r = (Row)n;",
+    "r = (long long)(short)n;", "r = std::int16_t(n);",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", CASTS)
+def test_casts_by_any_name_are_reported(line: str) -> None:
+    unit = preprocessed(f"struct Traits {{ using index = short; }}; {line}")
+    noted = unit.noting(unit.conversions([]))
+    assert "Fits<" in noted or noted.count("Narrows<") == 1 + ("long long" in line)
+
+
+def test_a_line_directive_hides_no_code() -> None:
+    """Neither behind one that was preprocessed, nor in a header that suppresses warnings."""
+    assert ForCpu().rewritten('int a;\n#line 100 "gen.py"\nint b;\n# 5\n', "k.cu").split() == ["int", "a;", "int", "b;"]
+    text = '# 1 "unit.cpp"\n# 1 "/author/k.cu" 1\n# 100 "gen.py"\nr = (short)n;\n# 3 "unit.cpp" 2\nr = (short)n;\n'
+    unit = Preprocessed(text, "/author/")
+    assert unit.noting(unit.conversions([])).count("Narrows<short>") == 1
+    system = Preprocessed('# 1 "/author/k.h" 1 3\n#pragma GCC system_header\nint a;\n', "/author/")
+    assert system.scanned(system.text).splitlines()[:2] == ['# 2 "gguf-verify" 1', ""]
+
+
 # ---- includes --------------------------------------------------------------------------------------------------------
 # The scanner of #include: what it is asked to read may be a device, a pipe, or the source itself.
 
