@@ -324,11 +324,11 @@ import sys
 if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     import numpy as np
     from gguf_verify.llama import ggml
-    from gguf_verify.llama.worker import cuda_device, references
+    from gguf_verify.llama.worker import cuda_device, products
     from gguf_verify.semantics import cuda
     from gguf_verify.semantics.definitions.mmq import encode_mmq
     from gguf_verify.formats.q8_1 import Q8_1
-    references.find = lambda reference: ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)
+    products.find_device = lambda reference: ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)
     ggml.backend_of, ggml.description_of = lambda device: "CUDA", lambda device: "a stand-in"
     cuda_device.compute_capability = lambda number: 90
     cuda_device.CudaDevice.computed = lambda self, t: {on_gpu}
