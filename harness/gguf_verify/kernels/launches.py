@@ -143,10 +143,12 @@ class Lies:
 
     def cut(self, content: Bytes, which: Sequence[int]) -> Bytes:
         """Return some rows, uint8[len(which), row bytes], of a matrix in which the content repeats."""
+        once = self.unit == self.of_unit  # the units of a row are one piece
+        count, size = (1, self.units * self.of_unit) if once else (self.units, self.of_unit)
         rows = np.array([at * self.row % len(content) for at in which], np.int64)
-        units = np.arange(self.units, dtype=np.int64) * self.unit
-        at = rows[:, None, None] + units[:, None] + np.arange(self.of_unit)
-        return np.asarray(content[at % len(content)]).reshape(len(which), self.units * self.of_unit)
+        at = (rows[:, None] + np.arange(count) * self.unit) % len(content)
+        pieces = np.lib.stride_tricks.sliding_window_view(np.resize(content, len(content) + size), size)
+        return np.asarray(pieces[at]).reshape(len(which), self.units * self.of_unit)
 
     def places(self, words: npt.NDArray[np.int64], rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return rows and columns of numbers in a matrix with this layout.
