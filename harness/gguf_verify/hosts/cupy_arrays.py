@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, UsageError
+from . import compiled_sums
 from .kept import Kept
 from .kinds import gpu
 
@@ -166,6 +167,7 @@ def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str
     """
     if asked not in ("auto", "cpu", "gpu"):
         raise UsageError(f"exact products are computed on auto, cpu or gpu, not {asked!r}")
+    compiled_sums.offer()
     if asked == "cpu" or (asked == "auto" and host != "gpu"):
         return None, "NumPy"
     fault = fault_of_arrays()

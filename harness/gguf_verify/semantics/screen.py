@@ -330,9 +330,9 @@ def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Acti
     values, blocks = term_values(fmt), blocks_of(fmt, w)
     q = contiguous(term.codes(fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
 
-    def sums(part: slice) -> Doubles:
+    def sums(part: slice) -> Floats:
         integers: Floats = np.matmul(x.q[part], q[part])  # below 2^24
-        return integers.astype(np.float64)
+        return integers
 
     return term.bits(fmt, term.scales(fmt, blocks), x, order, sums)
 

@@ -234,13 +234,13 @@ class BlockTerm(Term):
         scales: tuple[Doubles, Doubles],
         x: Activations,
         order: Order,
-        sums: Callable[[slice], Doubles],
+        sums: Callable[[slice], Doubles | Floats],
     ) -> Floats:
         """Return the bits of a declared order, float32[M, n].
 
         Args:
             scales: of `Blocks`.
-            sums: returns the integer sums of some terms, float64[terms, M, n].
+            sums: returns the integer sums of some terms, [terms, M, n].
         """
         raise ValueError(f"no definition states the order {order} of terms of {self.name}")
 

@@ -11,7 +11,8 @@ CuPy's own kernels flush float32 numbers below 2^-126 to zero, so steps whose bi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -55,10 +56,43 @@ class Library:
     rounding: Rounding
 
 
+class AddTerms(Protocol):
+    """Adds the terms of products of codes to sums in ascending order, with fused multiply-adds of float32."""
+
+    def __call__(self, sums: Array, d_a: Array, d_w: Array, z: Array | None, m_w: Array | None, acc: Array) -> None:
+        """Add terms to acc, float32[M, n], which is contiguous.
+
+        Each is fma(d_w·d_a, sum, acc), then fma(m_w, z, acc) if there are both; with z alone, fma(d_w, fma(d_a, sum,
+        z), acc).
+
+        Args:
+            sums: integers Σ q_w·q_a, float32[terms, M, n].
+            d_a, z: float32[terms, M].
+            d_w, m_w: float32[terms, n].
+        """
+
+
 #: Array type → library.
 _LIBRARIES: dict[type, Library] = {}
 #: Tables copied to a GPU: (array type, device, dtype, shape, bytes) → the array there.
 _TABLES: dict[tuple[Any, ...], Array] = {}
+
+
+#: Makes what adds terms to NumPy's arrays, at its first use; its result is None if that is not possible here.
+_SUMS: list[Callable[[], AddTerms | None]] = []
+
+
+def offer_sums(make: Callable[[], AddTerms | None]) -> None:
+    """Have `make` return what adds terms to NumPy's arrays."""
+    if [make] != _SUMS:
+        _SUMS[:] = [make]
+        compiled_sums.cache_clear()
+
+
+@functools.cache
+def compiled_sums() -> AddTerms | None:
+    """Return what adds terms to NumPy's arrays; None if NumPy does."""
+    return _SUMS[0]() if _SUMS else None
 
 
 def register(kind: type, library: Library) -> None:

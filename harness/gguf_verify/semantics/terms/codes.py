@@ -15,6 +15,7 @@ from ..rounding import add_rounded, chain_rounded, to_float32
 from ..sums import Doubles, Floats
 from ..term import Blocks, BlockTerm, Halves, Roundings, blocks_of, underflow_loss
 from ..values import Activations, term_values
+from .compiled import Add, Compiled, Second
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -88,28 +89,27 @@ class CodeTerm(BlockTerm):
         scales: tuple[Doubles, Doubles],
         x: Activations,
         order: Order,
-        sums: Callable[[slice], Doubles],
+        sums: Callable[[slice], Doubles | Floats],
     ) -> Floats:
         """Return the bits of a declared order, some terms at a time, so that their arrays stay in the cache."""
-        d, least = scales
-        nb, outputs, reads_sum = len(d), x.q.shape[1] * d.shape[2], self.reads_sum(fmt)
-        shift = -fmt.offset * x.s if reads_sum and fmt.offset else None
+        second = self._second(fmt, scales[1], x)
+        if (compiled := Compiled.of(self, fmt, scales[0], x, second)) is not None:
+            made = self._sum(compiled, fmt, scales[0], x, second, order, sums)
+            if np.isfinite(made).all():  # else NumPy decides what is infinite, and what is NaN
+                return made
+        return self._sum(self.add, fmt, scales[0], x, second, order, sums)
 
-        def products(b: slice) -> list[Doubles]:
-            """Return the addends of some terms, one fused multiply-add for each."""
-            of_codes = sums(b)
-            if shift is not None:
-                start = np.broadcast_to(shift[b].astype(np.float32), of_codes.shape)
-                return [d[b] * widened(add_rounded(x.d[b] * of_codes, start))]
-            # A kernel first rounds d_w·d_a and d_a·Σ q_a to float32; for halves these are exact.
-            first = to_float32(self.round_products(fmt, x.d[b] * d[b])) * of_codes
-            if reads_sum:
-                return [first, self.round_products(fmt, x.s[b] * least[b])]
-            if fmt.has_min:
-                total = x.q[b].sum(axis=-1, keepdims=True).astype(np.float64)
-                return [first, to_float32(x.d[b] * total) * least[b]]
-            return [first]
-
+    def _sum(
+        self,
+        add: Add,
+        fmt: BlockFormat,
+        d: Doubles,
+        x: Activations,
+        second: Second,
+        order: Order,
+        sums: Callable[[slice], Doubles | Floats],
+    ) -> Floats:
+        nb, outputs = len(d), x.q.shape[1] * d.shape[2]
         result: Floats | None = None
         part = order.terms(nb, term_values(fmt))
         step = max(1, (_ELEMENTS if on_host(d) else _ON_GPU) // max(1, outputs))
@@ -117,11 +117,38 @@ class CodeTerm(BlockTerm):
             acc: Floats | None = None
             stop = min(start + part, nb)
             for at in range(start, stop, step):
-                acc = chain_rounded(products(slice(at, min(at + step, stop))), acc)
+                b = slice(at, min(at + step, stop))
+                acc = add(fmt, d[b], x.d[b], second.terms(b), sums(b), acc)
             assert acc is not None
             result = acc if result is None else add_rounded(widened(acc), result)
         assert result is not None
         return result
+
+    def _second(self, fmt: BlockFormat, least: Doubles, x: Activations) -> Second:
+        if self.reads_sum(fmt):
+            return Second(-fmt.offset * x.s) if fmt.offset else Second(x.s, least)
+        if fmt.has_min:  # a kernel first rounds d_w·d_a and d_a·Σ q_a to float32; for halves these are exact
+            total = x.q.sum(axis=-1, keepdims=True).astype(np.float64)
+            return Second(to_float32(x.d * total), least)
+        return Second()
+
+    def add(
+        self, fmt: BlockFormat, d: Doubles, d_a: Doubles, second: Second, sums: Doubles | Floats, acc: Floats | None
+    ) -> Floats:
+        """Add some terms to `acc`, float32[M, n], one fused multiply-add for each addend; None: to zero.
+
+        Args:
+            d, d_a: scales, float64[terms, 1, n] and [terms, M, 1].
+            sums: the integer sums, [terms, M, n].
+        """
+        z, m_w, sums = second.z, second.m_w, sums.astype(np.float64, copy=False)
+        if z is not None and m_w is None:
+            start = np.broadcast_to(z.astype(np.float32), sums.shape)
+            return chain_rounded([d * widened(add_rounded(d_a * sums, start))], acc)
+        streams = [to_float32(self.round_products(fmt, d_a * d)) * sums]
+        if z is not None and m_w is not None:
+            streams.append(self.round_products(fmt, z * m_w) if self.reads_sum(fmt) else z * m_w)
+        return chain_rounded(streams, acc)
 
     def addends(self, fmt: BlockFormat, w: Bytes, x: Activations) -> tuple[tuple[Doubles, ...], Doubles | None]:
         values, blocks = term_values(fmt), blocks_of(fmt, w)
