@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from ..support.errors import EnvironmentFault
 from ..support.text import counted
 from .foreign_sources import read_limited
 from .narrow import LISTS, Noted, Preprocessed
@@ -46,12 +47,12 @@ class Noting:
             compiled: the object.
             listing: options with which GCC lists the files that it reads.
         """
-        unit = source.with_suffix(".ii")
-        expands = [*self.command, "-E", "-fpch-preprocess", str(source), "-o", str(unit), *listing]
-        if self.run(expands).returncode:
-            return False, ""
-        text = Preprocessed(read_limited(unit).decode("latin-1"), self.authors)
         try:
+            unit = source.with_suffix(".ii")
+            expands = [*self.command, "-E", "-fpch-preprocess", str(source), "-o", str(unit), *listing]
+            if self.run(expands).returncode:
+                return False, ""
+            text = Preprocessed(read_limited(unit).decode("latin-1"), self.authors)
             diagnostics = self._diagnostics(unit, text.scanned(text.text), *LISTS)
             if any("error" in one["kind"] for one in diagnostics):
                 return False, "GCC lists errors beside its conversions"
@@ -68,6 +69,8 @@ class Noting:
                 left = text.without(left, self._diagnostics(unit, text.scanned(text.noting(left))))
         except (ValueError, RecursionError, LookupError, AttributeError, TypeError):  # a version with another list
             return False, "this version of GCC does not list its conversions"
+        except EnvironmentFault as error:  # GCC exceeds a limit
+            return False, f"its conversions are not observed: {error}"
         return False, "the code does not compile with notes of its conversions"
 
     def _diagnostics(self, unit: Path, text: str, *options: str) -> list[Any]:
