@@ -23,10 +23,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from ..processes.boundary import compiler as folders_of
 from ..support import scratch
@@ -35,16 +35,12 @@ from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
-from ..support.text import counted as counted_words
 from .compilation import failed
 from .cuda_text import has_volatile
 from .extents import padded, with_extents
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
-
-if TYPE_CHECKING:
-    from .narrow import Noted
 
 # -ffp-contract=off: a fused multiply-add only occurs where the kernel requests one.
 # -fno-strict-aliasing: kernels read packed bytes as words, which nvcc allows.
@@ -512,8 +508,14 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
         noted, unseen = False, ""
         if header and _TRACED in options:
+            from .conversion_notes import Noting  # only here: most processes compile no such unit
+
             plain_command = [compiler(), *FLAGS, *folders, *options, "-include", str(header), *listing]
-            noted, unseen = _noting(plain_command, source, compiled, root, [header.parent])
+            shown = [header.parent, *folders_of(compiler())]  # a shell runs it, too
+            noting = Noting(plain_command, f"{root}/cpu/", lambda of: _run(of, root, folder, shown))
+            # the unit must still be compiled without notes, if they take too long
+            with contextlib.nullcontext() if (of := as_foreign(root)) is None else of.half():
+                noted, unseen = noting.compile(source, compiled, _listing(source.with_suffix(".d")))
         if noted:
             pass
         elif header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
@@ -537,60 +539,6 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
         notes = read_limited(compiled.with_suffix(".gcno")) if COUNTS[0] in options else b""
         return Built(read_limited(compiled), (*read, *also, *of_header), notes, unseen)
-
-
-#: Runs a command whose errors are more than is kept of one's output.
-_WITH_ERRORS = ("/bin/sh", "-c", 'LC_ALL=C exec "$@" 2> "$0"')
-_AS_JSON = ("-fdiagnostics-format=json", "-fdiagnostics-column-unit=byte", "-fsyntax-only")
-#: Times that conversions are left out with which a unit does not compile.
-_MOST_NOTED = 4
-
-
-def _noting(
-    command: Sequence[str], source: Path, compiled: Path, root: Path, shown: Sequence[Path]
-) -> tuple[bool, str]:
-    """Compile a foreign unit that reports the values of conversions to numbers of fewer bits (`narrow`).
-
-    Returns whether it was compiled, and words for conversions that it does not report.
-
-    Args:
-        command: compiles or preprocesses it, without its name.
-        shown: folders that it reads.
-    """
-    from .narrow import LISTS, Preprocessed  # only here: most processes compile no such unit
-
-    folder, unit, errors = source.parent, source.with_suffix(".ii"), source.with_suffix(".json")
-
-    def listed(text: str, *options: str) -> list[Any]:
-        """GCC's diagnostics."""
-        unit.write_text(text, "latin-1")
-        asked = [*_WITH_ERRORS, str(errors), *command, "-fpreprocessed", *_AS_JSON, *options, str(unit)]
-        _run(asked, root, folder, [*shown, *folders_of(command[0])])
-        found = json.loads(read_limited(errors).partition(b"\n")[0])
-        return found if isinstance(found, list) else []
-
-    expands = [*command, "-E", "-fpch-preprocess", str(source), "-o", str(unit)]
-    if _run([*expands, *_listing(source.with_suffix(".d"))], root, folder, shown).returncode:
-        return False, ""
-    text = Preprocessed(read_limited(unit).decode("latin-1"), f"{root}/cpu/")
-    try:
-        diagnostics = listed(text.scanned(text.text), *LISTS)
-        if any("error" in one["kind"] for one in diagnostics):
-            return False, "GCC lists errors beside its conversions"
-        conversions = text.conversions(diagnostics)
-        left: Collection[Noted] = conversions
-        for _ in range(_MOST_NOTED):
-            unit.write_text(text.noting(left), "latin-1")
-            compile_ = [*command, "-fpreprocessed", "-c", str(unit), "-o", str(compiled)]
-            if _run(compile_, root, folder, shown).returncode == 0:
-                lines = {text.line_of(one) for one in conversions} - {text.line_of(one) for one in left}
-                return True, f"conversions on {counted_words(len(lines), 'lines')} are not observed" if lines else ""
-            if not left:
-                break
-            left = text.without(left, listed(text.scanned(text.noting(left))))
-    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):  # a version of GCC with another list
-        return False, f"{compiler_version()} does not list its conversions"
-    return False, "the code does not compile with notes of its conversions"
 
 
 #: An operand that is a counter of gcov.

@@ -57,6 +57,17 @@ class ForeignSource:
         """Note that a compiler has read unknown files."""
         self.opened.add(f"what {compiler} read")
 
+    @contextmanager
+    def half(self) -> Iterator[None]:
+        """Let the commands in this context take at most half of the time that is left."""
+        whole, now = (self._deadline, self._seconds), time.monotonic()
+        self._seconds = round((self._deadline - now) / 2, 1)
+        self._deadline = now + (self._deadline - now) / 2
+        try:
+            yield
+        finally:
+            self._deadline, self._seconds = whole
+
     def run(self, command: Sequence[str], folder: Path, shown: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
         """Run a command that reads the source in a sandbox that only permits writes into a folder.
 

@@ -202,7 +202,8 @@ class SparseProduct:
         lies: layouts of operands that are not contiguous rows, by name.
         needs: what a thread block of the last launch needs of each earlier one.
         fused: fused operands, by name; "output" is the previous content of the output.
-        anywhere: whether operands may begin at any address that a kernel takes; else at pages.
+        correct: whether the writes of a thread block are correct. With it, operands may begin at any address that a
+            kernel takes; else at pages.
     """
 
     fmt: WeightFormat
@@ -215,7 +216,7 @@ class SparseProduct:
     lies: Mapping[str, Lies] = field(default_factory=dict)
     needs: tuple[Needs, ...] = ()
     fused: Mapping[str, Repeated] = field(default_factory=dict)
-    anywhere: bool = False
+    correct: Callable[[Written], bool] | None = None
 
     def _of(self, name: str) -> Lies:
         if name in self.lies:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -56,9 +56,9 @@ class Resources:
     """The open resources of a run: each is opened when it is first used, and closed with the run."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Any] = {}
+        self._open: dict[Hashable, Any] = {}
 
-    def get(self, name: str, opened: Callable[[], T]) -> T:
+    def get(self, name: Hashable, opened: Callable[[], T]) -> T:
         """The resource of this name; `opened` opens it."""
         if name not in self._open:
             self._open[name] = opened()

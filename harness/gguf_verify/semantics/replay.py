@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,16 +36,24 @@ class FoundOrder:
         tree: of a row's summands.
         rule: the rule that has this tree; None if none is known.
         arithmetic: of its terms.
+        aside: rows that do not have it: the same weights give other bits in them than in other rows.
+        also: orders with other trees that show in no probe of single summands; none if the tree is that of a rule.
     """
 
     tree: Tree
     rule: Rule | Repeated | None
     arithmetic: Arithmetic
+    aside: tuple[int, ...] = ()
+    also: tuple[FoundOrder, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def words(self) -> str:
         """In a phrase."""
-        return f"{self.rule or 'an order without a rule'}, of {self.arithmetic.words}"
+        words = f"{self.rule or 'an order without a rule'}, of {self.arithmetic.words}"
+        if not self.aside:
+            return words
+        rows = f"row{'s' * (len(self.aside) > 1)} {', '.join(map(str, self.aside))}"
+        return f"{words}; without {rows}, where weights give other bits than in other rows"
 
 
 @dataclass(frozen=True)
@@ -175,15 +183,18 @@ def compared(
 ) -> tuple[FoundOrder, npt.NDArray[np.bool_]]:
     """Return an order and which outputs float32[M, N] have other bits than it gives.
 
-    Two arithmetics may agree in all random products that were tried. So if another one has all bits, it is the order's.
-    Raises NoOrder if it has those of the rows that differ: another loop may compute them. An output that is off by an
-    ulp may have the bits of one of about 100 arithmetics by chance, with a probability of about 1/3 each; _ENOUGH of
-    them have them with less than 10^-5. If there are fewer, further products of these rows decide.
+    Two arithmetics or trees may agree in all random products that were tried. So if other ones have all bits, they are
+    the order's. Raises NoOrder if they have those of the rows that differ: another loop may compute them. An output
+    that is off by an ulp may have the bits of one of about 300 arithmetics by chance, with a probability of about 1/3
+    each; _ENOUGH of them have them with less than 10^-5. If there are fewer, further products of these rows decide.
+    Rows that the order leaves aside are not compared.
 
     Args:
         further: returns activations in the definition's blocks and outputs of some rows, in further products.
     """
-    wrong = differing(of, semantics, fmt, w, x, y)
+    of_order = np.ones(len(w), np.bool_)
+    of_order[list(of.aside)] = False
+    wrong = differing(of, semantics, fmt, w, x, y) & of_order
     rows = np.flatnonzero(wrong.any(axis=0))
 
     def made_otherwise(other: FoundOrder, count: int) -> bool:
@@ -196,12 +207,12 @@ def compared(
                 break
         return True
 
-    if len(rows):
-        for arithmetic in of.arithmetic.others(of.tree, (semantics.inside or semantics).term, fmt):
-            other = replace(of, arithmetic=arithmetic)
+    for tree in (of, *of.also) if len(rows) else ():
+        for arithmetic in of.arithmetic.others(tree.tree, (semantics.inside or semantics).term, fmt):
+            other = replace(tree, arithmetic=arithmetic)
             if differing(other, semantics, fmt, w[rows], x, y[:, rows]).any():
                 continue
-            still = differing(other, semantics, fmt, w, x, y)
+            still = differing(other, semantics, fmt, w, x, y) & of_order
             if not still.any():
                 return other, still
             if made_otherwise(other, int(wrong.sum())):

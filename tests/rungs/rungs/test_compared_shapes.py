@@ -483,3 +483,6 @@ def test_limits_of_all_calls_are_reported(
     observed = shapes_compared_in(in_python(tmp_path, "if M > 5000: pass"), model, **limit)
     assert observed.why_not is not None
     assert re.fullmatch(why, observed.why_not)
+    too_large = [reason for _, reason in observed.too_large if "more than" in reason]
+    assert all(re.search(f"more than 4,194,304, and its cost was not observed: {why}", reason) for reason in too_large)
+    assert too_large or limit

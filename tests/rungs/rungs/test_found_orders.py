@@ -24,6 +24,7 @@ from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.layers import order_probes
 from gguf_verify.rungs.layers.order_probes import Probes
 from gguf_verify.rungs.layers.orders import probes_of
+from gguf_verify.rungs.layers.sum_probes import SumProbes
 from gguf_verify.rungs.layers.value_probes import ValueProbes
 from gguf_verify.semantics.declared import IN_TENSOR_CORES
 from gguf_verify.semantics.definition import Semantics
@@ -172,6 +173,94 @@ def test_orders_are_found(kernel: Any, rule: Rule, arithmetic: str, tokens: int,
 def test_sums_of_codes_in_double_have_no_order() -> None:
     with pytest.raises(NoOrder, match="does not add two terms at a time in float32"):
         probes(Adds("Q4_1", in_double)).order(3, 40, 288)
+
+
+def pairs_in_block(terms: Terms) -> np.ndarray:
+    """Four integer sums of each block are added in pairs, and then to the row's sum."""
+    total: Any = F(0)
+    for d, d_a, *sums, _, _ in terms:
+        first, second, third, fourth = ((d * d_a) * of for of in sums)
+        total = total + ((first + second) + (third + fourth))
+    return np.asarray(total)
+
+
+class OffInSomeTokens(Adds):
+    """A kernel of which outputs of a row are off by an ulp: of each third token, or if no activation is negative."""
+
+    def __init__(self, positive: bool) -> None:
+        super().__init__("Q4_0", lanes)
+        self._positive = positive
+
+    def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        y = super().product(w, x).astype(F)
+        off = (x >= 0).all(axis=1) & (x > 0).any(axis=1) if self._positive else np.arange(len(x)) % 3 == 1
+        y[off, OFF] = np.nextafter(y[off, OFF], F(np.inf))
+        return y
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("columns", [288, 4096])
+def test_a_row_that_is_off_in_some_tokens_is_left_aside(positive: bool, columns: int) -> None:
+    """Whichever probes see it; the order is that of the other rows."""
+    found, without = (
+        probes(kernel).order(3, 64, columns) for kernel in (OffInSomeTokens(positive), Adds("Q4_0", lanes))
+    )
+    assert found == replace(without, aside=(OFF,))
+    assert f"without row {OFF}, where weights give other bits than in other rows" in found.words
+
+
+def test_a_row_that_is_left_aside_is_not_compared() -> None:
+    kernel, fmt = OffInSomeTokens(False), FORMATS["Q4_0"]
+    found = probes(kernel).order(3, 64, 288)
+    w, x = real_weights(fmt, 64, 288), np.random.default_rng(5).normal(size=(3, 288)).astype(F)
+    y = kernel.product(w, x)
+    assert not compared(found, Q8_1, fmt, w, Q8_1.bytes_of(x), y, lambda rows: iter(()))[1].any()
+    y[0, OFF + 1] = np.nextafter(y[0, OFF + 1], F(np.inf))
+    wrong = compared(found, Q8_1, fmt, w, Q8_1.bytes_of(x), y, lambda rows: iter(()))[1]
+    assert np.argwhere(wrong).tolist() == [[0, OFF + 1]]
+
+
+def single_codes(terms: Terms) -> np.ndarray:
+    total: Any = F(0)
+    for d, d_a, *products, _, _ in terms:
+        for product in products:
+            total = total + (d * d_a) * product
+    return np.asarray(total)
+
+
+class SomeRowsWithSingleCodes(Adds):
+    """A quarter of the rows are computed by another loop."""
+
+    def product(self, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        y = Adds("Q8_0", in_block, 2).product(w, x)
+        y[:, ::4] = super().product(w, x)[:, ::4]
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (Adds("Q8_0", single_codes, 32), "single codes, not integer sums of several$"),
+        (SomeRowsWithSingleCodes("Q8_0", single_codes, 32), r"or rows are faulty: outputs of \d of 64 rows show it"),
+    ],
+)
+def test_the_reason_says_how_many_rows_add_single_codes(kernel: Adds, why: str) -> None:
+    with pytest.raises(NoOrder, match=why):
+        probes(kernel).order(3, 64, 64)
+
+
+def test_a_tree_that_only_the_product_shows_is_no_mismatch() -> None:
+    """The order within a block shows in no probe of single summands: other trees are tried for the product, too."""
+    kernel, fmt = Adds("Q8_0", pairs_in_block, 4), FORMATS["Q8_0"]
+    found = probes(kernel).order(3, 64, 288)
+    assert len(found.also) == 2
+    w, x = real_weights(fmt, 64, 288), np.random.default_rng(5).normal(size=(3, 288)).astype(F)
+    operands = Q8_1, fmt, w, Q8_1.bytes_of(x), kernel.product(w, x), lambda rows: iter(())
+    for other in found.also:
+        assert compared(replace(other, also=()), *operands)[1].any()
+        order, wrong = compared(replace(other, also=(found,)), *operands)
+        assert order.tree == found.tree
+        assert not wrong.any()
 
 
 class AddsValues:
@@ -681,3 +770,26 @@ def test_an_output_that_is_off_by_one_ulp_is_a_mismatch(change: str, code: int, 
     assert record.differing == (record.m if change else 0)
     assert {failure.row for failure in rung.failures} == ({77} if change else set())
     assert any("bits equal" in note for note in rung.notes) == (not change)
+
+
+def test_a_search_that_finds_no_order_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two matrices of one shape; each has the reason in its record."""
+    searches = list[tuple[int, int, int]]()
+    search = SumProbes.order
+
+    def counted(self: SumProbes, m: int, n: int, k: int) -> FoundOrder:
+        searches.append((m, n, k))
+        return search(self, m, n, k)
+
+    monkeypatch.setattr(SumProbes, "order", counted)
+    file = tmp_path / "kernel.py"
+    file.write_text(KERNEL.format(change="y = np.float32(1) * (lanes[1] * np.float32(1.25) - lanes[1] / 4 + lanes[0])"))
+    options = Options(
+        tensor=r"blk\.[01]\.attn_q", progress=False, probes="brief", prompt="The cat", n_predict=1, sandbox="none",
+        order="find",
+    )  # fmt: skip
+    report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{file}:gemm", CpuHost(1), ("layers",), options)
+    records = [record for record in report.rungs[0].details if isinstance(record, OrderRecord)]
+    assert len(records) == 2
+    assert len({(record.m, record.n, record.k) for record in records}) == len(searches) == 1
+    assert all(record.why for record in records)

@@ -244,16 +244,25 @@ def test_kernels_of_users(kernel: str, tmp_path: Path, model: Model, host: CpuHo
     assert [f.what.split(":")[0] for f in result.failures] == ([] if right else ["Q4_0 at M=40009, N=128257, K=32"])
 
 
-@pytest.mark.parametrize(("operand", "added"), [("w", 1), ("y", 1), ("x", 0)])
+@pytest.mark.parametrize(
+    ("operand", "size", "added"),
+    [("w", "N * K > 1 << 30", 1), ("y", "N * K > 1 << 30", 1), ("x", "N * K > 1 << 30", 0), ("x", "M * N >> 31", 1)],
+)
 def test_operands_of_large_products_begin_at_any_address(
-    operand: str, added: int, tmp_path: Path, model: Model, host: CpuHost
+    operand: str, size: str, added: int, tmp_path: Path, model: Model, host: CpuHost
 ) -> None:
-    statement = f"if (N * K > 1 << 30 && (unsigned long long){operand} % 16) acc += {added};"
+    """No index overflows, wherever the kernel is wrong: it is the address."""
+    statement = f"if ({size} && (unsigned long long){operand} % 16) acc += {added};"
     path = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", f"    {statement}\n    y[i] = acc;")
     with closing(open_foreign(f"{path}:gemm", host)) as foreign:
         probes, result = probes_of(foreign, model)
-        probes.check_indices(Domain(m=Extent(most=4096)))
+        probes.check_indices(EVERYTHING if "M" in size else Domain(m=Extent(most=4096)))
     assert len(result.failures) == added
+    if added:
+        assert result.diagnosis is not None
+        (fault,) = result.diagnosis.faults
+        assert fault.id == "unaligned-operand"
+        assert "at no multiple of 16 bytes" in fault.words
 
 
 def test_grids_that_cuda_refuses(source: Path, model: Model, host: CpuHost) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from gguf_verify.hosts import compiler, nvcc
 from gguf_verify.hosts.author_cubin import OF_NVCC, author_cubin
 from gguf_verify.hosts.branches import not_compiled
 from gguf_verify.hosts.compilation import ForeignUnit
+from gguf_verify.hosts.conversion_notes import Noting
 from gguf_verify.hosts.for_cpu import ForCpu
 from gguf_verify.hosts.foreign_sources import ForeignSource, as_foreign, foreign_source, read_limited
 from gguf_verify.hosts.includes import included
@@ -61,6 +65,31 @@ def test_all_commands_share_one_time(tmp_path: Path) -> None:
     foreign = ForeignSource(tmp_path, 0.0)
     with pytest.raises(EnvironmentFault, match="did not compile within 0 s"):
         foreign.run([sys.executable, "-c", "input()"], tmp_path)
+
+
+def test_half_of_the_time_leaves_the_other_half(tmp_path: Path) -> None:
+    foreign = ForeignSource(tmp_path, 20.0)
+    with ExitStack() as halves:
+        for _ in range(6):
+            halves.enter_context(foreign.half())
+        with pytest.raises(EnvironmentFault, match=r"did not compile within 0\.[0-9]+ s"):
+            foreign.run([sys.executable, "-c", "import time; time.sleep(30)"], tmp_path)
+    assert foreign.run([sys.executable, "-c", ""], tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("which", ["-E", "-fsyntax-only", "-c"])
+def test_a_limit_that_ends_the_list_of_conversions_ends_nothing_else(which: str, tmp_path: Path) -> None:
+    """The list alone is lost, which is reported."""
+
+    def run(command: Sequence[str]) -> CompletedProcess[str]:
+        if which in command and "/bin/sh" not in command[: which == "-c"]:
+            raise EnvironmentFault("the kernel's source did not compile within 30 s")
+        (tmp_path / "unit.ii").touch()
+        (tmp_path / "unit.json").write_text("[]")
+        return CompletedProcess(command, 0)
+
+    made = Noting(["g++"], "/cpu/", run).compile(tmp_path / "unit.cpp", tmp_path / "unit.o", [])
+    assert made == (False, "its conversions are not observed: the kernel's source did not compile within 30 s")
 
 
 def test_a_macro_of_a_condition_stays_what_the_preprocessor_takes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.hosts.memory import GUARD_BYTES, POISON
+from gguf_verify.kernels.foreign import conversation
 from gguf_verify.kernels.foreign.conversation import Channel, Conversation, Garbled, Late
 from gguf_verify.kernels.foreign.judge import taken, unchanged
 from gguf_verify.kernels.foreign.operands import MemoryFile, Operand, Wall, laid_out
@@ -147,3 +149,35 @@ def test_no_answer_raises_anything_else(said: bytes) -> None:
     with pytest.raises(KernelFault, match="the kernel's process sent an answer that is not valid"):
         talk.begin()
     assert talk.process is None
+
+
+class Sleeping(Scripted):
+    """Stands for a process that begins, and answers nothing."""
+
+    def _talk(self) -> None:
+        with self._theirs, contextlib.suppress(OSError):
+            self._theirs.sendall(self._first)
+            while self._theirs.recv(1 << 16):
+                pass
+
+
+def test_a_process_that_answers_no_last_question_is_ended_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of these questions together have a limit below that of a call."""
+    monkeypatch.setattr(conversation, "_LAST", 0.2)
+    start: Any = partial(Sleeping, mutations.framed(b"{}"))
+    talk = Conversation("the kernel", "k", start, 30.0, 30.0)
+    talk.begin()
+    faults = list[str]()
+
+    def ask(_: Conversation) -> None:
+        try:
+            talk.ask({"do": "executed"})
+        except KernelFault as error:
+            faults.append(str(error))
+
+    talk.ending, begun = ask, time.monotonic()
+    talk.end()
+    assert time.monotonic() - begun < 15
+    assert faults == ["the kernel did not return within 0.2 s"]
+    assert (talk.process, talk.hangs) == (None, 0)
+    assert talk.budget().seconds == 30.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -612,3 +614,21 @@ def test_a_log_without_room_says_so() -> None:
     end, full = LOG_HEAD.unpack_from(memory)
     assert (end, full) == (56, 1)
     assert memory[LOG_HEAD.size : end].splitlines() == [b"[1, 0, %d]" % line for line in range(1, 5)]
+
+
+class Slow(bytearray):
+    """Memory in which another thread goes on during a write."""
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        time.sleep(0.001)
+        super().__setitem__(at, value)
+
+
+def test_threads_write_whole_entries() -> None:
+    memory: Any = Slow(8192)
+    written = Log(memory)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda line: written.add(1, 0, line), range(100, 180)))
+    end, full = LOG_HEAD.unpack_from(memory)
+    assert full == 0
+    assert sorted(bytes(memory[LOG_HEAD.size : end]).splitlines()) == [b"[1, 0, %d]" % line for line in range(100, 180)]

@@ -301,7 +301,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The night with what changed since the one before, in every form; what cannot be written is said beforehand."""
+    """Each form has the night and its changes; a path that cannot be written is an error before the run."""
     monkeypatch.setattr(night, "Settings", functools.partial(Settings, harness=STUB))
     files = {kind: tmp_path / f"report.{kind}" for kind in ("html", "junit", "markdown", "json")}
     options = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]

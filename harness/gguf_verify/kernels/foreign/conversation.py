@@ -37,6 +37,8 @@ from .operands import MemoryFile
 #: After this many calls that exceeded the time limit, no more calls are made, so that the run ends.
 _MOST_HANGS = 3
 _MOST_MESSAGE = 1 << 14
+#: Seconds for all of the last questions to a process, which need no call of the kernel.
+_LAST = 10.0
 _HEAD = struct.Struct("!i")
 _AT_A_TIME = 1 << 16
 #: Kinds of findings that a process may report, which this process cannot check itself: `KernelFinding`.
@@ -191,6 +193,8 @@ class Conversation:
         self.hangs = 0
         self._hung: dict[tuple[int, ...], str] = {}
         self._channel: Channel | None = None
+        #: The time for the last questions, while they are asked.
+        self._last: Budget | None = None
         #: Number of questions so far; an answer repeats the number of its question.
         self._asked = 0
         #: Memory files that the process has, and those of them that it no longer needs.
@@ -231,7 +235,7 @@ class Conversation:
 
     def budget(self, runs: int = 2) -> Budget:
         """Return the time budget of a call with this many runs."""
-        return Budget(self._time_limit, runs)
+        return self._last or Budget(self._time_limit, runs)
 
     def forget(self, file: MemoryFile) -> None:
         """Note that the process no longer needs this file."""
@@ -351,11 +355,12 @@ class Conversation:
     def end(self) -> None:
         """Ask the process its last questions, if it still answers, and end it."""
         ending, self.ending, hangs = self.ending, _ask_nothing, self.hangs
+        self._last = Budget(min(_LAST, self._time_limit))
         try:
             if self.process is not None:
                 ending(self)
         finally:
-            self.ending, self.hangs = ending, hangs
+            self.ending, self.hangs, self._last = ending, hangs, None
             self.stop()
 
     def stop(self) -> None:

@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import sysconfig
+import threading
 from collections.abc import Set
 from functools import cached_property
 from pathlib import Path
@@ -40,17 +41,18 @@ class Log:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._memory, self._end = memory, LOG_HEAD.size
+        self._memory, self._end, self._lock = memory, LOG_HEAD.size, threading.RLock()
         LOG_HEAD.pack_into(memory, 0, self._end, 0)
 
     def add(self, *entry: Any) -> None:
-        """Write an entry, a line of JSON."""
+        """Write an entry, a line of JSON. Any thread may do so."""
         text = json.dumps(entry).encode() + b"\n"
-        end = self._end + len(text)
-        if end <= len(self._memory):
-            self._memory[self._end : end] = text
-            self._end = end
-        LOG_HEAD.pack_into(self._memory, 0, self._end, end > self._end)
+        with self._lock:
+            end = self._end + len(text)
+            if end <= len(self._memory):
+                self._memory[self._end : end] = text
+                self._end = end
+            LOG_HEAD.pack_into(self._memory, 0, self._end, end > self._end)
 
 
 class Watched:

@@ -296,25 +296,32 @@ class ForeignKernel(Kernel):
 
     def alone(self, product: SparseProduct, number: int) -> Written:
         call, names = self._sparse(product)
-        fmt, shape, blocks = product.fmt, (product.m, product.n, product.k), self._blocks
-        matrices = self.operands.matrices(fmt, shape) if product.anywhere else {}
+        fmt, shape, correct = product.fmt, (product.m, product.n, product.k), product.correct
+        matrices = {} if correct is None else self.operands.matrices(fmt, shape)
         operands = [operand for operand, _, _ in matrices.values()]
         types = {operand.name: operand.least for operand in operands if operand.least is not None}
-        if types and number % 2:  # of adjacent blocks, one has its operands at pages
+        launches, output = self._called_blocks(fmt.name, names, number, product.needs), self.declaration.output
 
-            def make(unaligned: Unaligned, _: bool) -> Answered[Written]:
-                launches = self._called_blocks(fmt.name, names, number, product.needs)
-                each = [leads_of(operands, least, number) for least in unaligned() or [{}]]
-                made = [blocks.alone(call, launches, leads) for leads in each]
-                usual = made[0] if len(made) == 1 else blocks.alone(call, launches)
-                return [next((one for one in made if not one.equals(usual)), usual)], {}
+        def made(leads: Mapping[str, int] | None = None) -> Written:
+            written = self._blocks.alone(call, launches, leads)
+            return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
 
-            call_of_blocks = Call(fmt.name, types, shape, False)
-            (written,), _ = self.addresses.made(call_of_blocks, make, all_correct, self.restart)
-        else:
-            written = self.alone_in(call, fmt.name, names, number, product.needs)
-        output = self.declaration.output
-        return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
+        if correct is None or not types or not number % 2:  # of adjacent blocks, one has its operands at pages
+            return made()
+
+        def make(unaligned: Unaligned, _: bool) -> Answered[Written]:
+            some = list(unaligned())
+            each = [made(leads_of(operands, least, number)) for least in some or [{}]]
+            wrong = next((one for one in each if not correct(one)), None)
+            if wrong is None or not some:
+                return each[:1], {}
+            usual = made()
+            return [usual] if usual.equals(wrong) else [wrong, usual], {}
+
+        answers, _ = self.addresses.made(
+            Call(fmt.name, types, shape, False), make, lambda answers: [*map(correct, answers)], self.restart
+        )
+        return answers[0]
 
     @property
     def compares(self) -> Observation | None:  # type: ignore[override]

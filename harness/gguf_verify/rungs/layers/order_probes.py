@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from ...semantics.definition import Semantics
 from ...semantics.repeated import Repeated
 from ...semantics.replay import Arithmetic, FoundOrder, differing
 from ...semantics.summation import NoOrder, Rule, Tree, as_text, recognised, rules
-from ...semantics.sums import Floats
+from ...semantics.sums import Floats, Rows
 from ...support.errors import KernelFault
 from ..generated_inputs import drawn as random_activations
 
@@ -37,7 +37,9 @@ _ROWS = 64
 #: Outputs that prove it, and the most products with so many.
 _OUTPUTS, _MOST_TURNS = 512, 64
 #: At most one in this number of the rows may be faulty.
-_FAULTY = 8
+FAULTY = 8
+#: Arithmetics with few wrong rows whose weights are tried in other rows.
+_MOST_CLOSE = 4
 #: Rules that are tried for long rows.
 _MOST_RULES = 16
 #: Characters of the trees in a reason.
@@ -62,6 +64,8 @@ class Probes(ABC):
     _numbers: Iterator[int] = field(
         default_factory=partial(itertools.count, 1), kw_only=True, repr=False, compare=False
     )
+    #: Rows that probes leave aside: the same weights give other bits in them than in other rows.
+    aside: set[int] = field(default_factory=set, kw_only=True, repr=False, compare=False)
 
     @property
     @abstractmethod
@@ -99,15 +103,19 @@ class Probes(ABC):
         """Find the order of products of this shape. Raises NoOrder."""
         few, total, trees = self.few(n, k), self.summands(m, self.few(n, k), k), dict[int, Tree]()
         if total <= MOST:
-            tree, arithmetic = self._proven(m, n, k)
-            return FoundOrder(tree, next(iter(self.rules({total: tree})), None), arithmetic)
+            arithmetic, proposed = self._proven(m, n, k)
+            aside = tuple(sorted(self.aside))
+            first, *also = (
+                FoundOrder(tree, next(iter(self.rules({total: tree})), None), arithmetic, aside) for tree in proposed
+            )
+            return replace(first, also=tuple(also))
         lengths = [of for of in self.short if self.kernel.domain.outside(few, of) is None]
         for length in lengths or [k]:
             count = self.summands(m, few, length)
-            trees[count], arithmetic = self._proven(m, few, length)
+            arithmetic, (trees[count], *_) = self._proven(m, few, length)
             for rule in self.rules(trees):
                 if self.agrees(m, few, k, tree := rule.tree(total)):
-                    return FoundOrder(tree, rule, self.at(arithmetic, k))
+                    return FoundOrder(tree, rule, self.at(arithmetic, k), tuple(sorted(self.aside)))
         found = "; ".join(as_text(tree) for tree in trees.values())
         raise NoOrder(f"no rule has the trees of shorter rows, {found[:_TEXT]}, and of long ones")
 
@@ -124,32 +132,73 @@ class Probes(ABC):
         few = min(n, _ROWS)
         return n if self.kernel.domain.outside(few, k) else few
 
-    def _proven(self, m: int, n: int, k: int) -> tuple[Tree, Arithmetic]:
-        """Find the tree of a shape, and the arithmetic that gives all bits of random products. Raises NoOrder.
+    def _proven(self, m: int, n: int, k: int) -> tuple[Arithmetic, list[Tree]]:
+        """Find the arithmetic that gives all bits of random products of a shape. Raises NoOrder.
 
-        In every second one all activations are positive: the sums of most blocks are large, and so is what rounds them.
-        A few rows may be faulty: all their outputs have other bits. An arithmetic that rarely rounds otherwise does not
-        look so.
+        Returns it with its tree, followed by the other ones that are proposed.
+
+        In every second product all activations are positive: the sums of most blocks are large, and so is what rounds
+        them. A few rows may be faulty: all their outputs have other bits. An arithmetic that rarely rounds otherwise
+        does not look so. If only some of their outputs have, their weights are tried in other rows.
         """
         n, size = self.few(n, k), k // self.fmt.block_size
         blocks, rng = self.rows.reshape(-1, self.fmt.block_bytes), np.random.default_rng((self.seed, m, n, k))
         w = np.ascontiguousarray(blocks[rng.integers(0, len(blocks), n * size)].reshape(n, -1))
-        made = list(self.random(m, w, min(_MOST_TURNS, max(2, -(-_OUTPUTS // (m * n))))))
-        tree: Tree | None = None
-        best: tuple[int, Tree, Arithmetic] | None = None
-        for tree, arithmetic in self.proposed(m, n, k):
-            order = FoundOrder(tree, None, arithmetic)
-            wrong = np.concatenate([differing(order, self.semantics, self.fmt, w, *one) for one in made])
-            faulty = wrong.all(axis=0)
-            count = int(faulty.sum())
-            if not wrong[:, ~faulty].any() and (best is None or count < best[0]) and _FAULTY * count <= n:
-                best = count, tree, arithmetic
-            if best is not None and not best[0]:
+        made = list(self.random(m, w, self._turns(m, n)))
+        trees, best, close = list[Tree](), None, list[tuple[Rows, Tree, Arithmetic]]()
+        least = n // FAULTY + 1 - len(self.aside)
+        proposed = iter(self.proposed(m, n, k))
+        for tree, arithmetic in proposed:
+            trees.append(tree)
+            wrong = self._wrong(tree, arithmetic, w, made)
+            rows = np.flatnonzero(wrong.any(axis=0))
+            if len(rows) < least and wrong[:, rows].all():
+                least, best = len(rows), (tree, arithmetic)
+            elif FAULTY * (len(rows) + len(self.aside)) <= n:
+                close.append((rows, tree, arithmetic))
+            if best is not None and not least:
                 break
+        best = best or self._with_rows_aside(m, w, close)
         if best is not None:
-            return best[1:]
-        words = "" if tree is None else as_text(tree)[:_TEXT]
+            trees += [tree for tree, _ in proposed]
+            return best[1], list(dict.fromkeys([best[0], *trees]))
+        words = as_text(trees[-1])[:_TEXT] if trees else ""
         raise NoOrder(f"terms are added as {words}, but no known arithmetic of a term gives the bits")
+
+    def _turns(self, m: int, n: int) -> int:
+        return min(_MOST_TURNS, max(2, -(-_OUTPUTS // (m * n))))
+
+    def _wrong(
+        self, tree: Tree, arithmetic: Arithmetic, w: Bytes, made: Iterable[tuple[Bytes, Floats]]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which outputs have other bits, bool[tokens, n]; none in rows that are left aside."""
+        order = FoundOrder(tree, None, arithmetic)
+        wrong = np.concatenate([differing(order, self.semantics, self.fmt, w, *one) for one in made])
+        wrong[:, list(self.aside)] = False
+        return wrong
+
+    def _with_rows_aside(
+        self, m: int, w: Bytes, close: Sequence[tuple[Rows, Tree, Arithmetic]]
+    ) -> tuple[Tree, Arithmetic] | None:
+        """Return the tree and the arithmetic that give all bits but those of few rows, which are then left aside.
+
+        If the bits depend on the weights, those of the weights in other rows are wrong as well. Raises NoOrder.
+        """
+        for rows, tree, arithmetic in sorted(close, key=lambda of: len(of[0]))[:_MOST_CLOSE]:
+            moved = np.ascontiguousarray(w[self.exchanged(len(w), rows)])
+            wrong = self._wrong(tree, arithmetic, moved, self.random(m, moved, self._turns(m, len(w))))
+            wrong[:, rows] = False
+            if not wrong.any():
+                self.aside.update(rows.tolist())
+                return tree, arithmetic
+        return None
+
+    def exchanged(self, n: int, rows: Rows) -> Rows:
+        """Return the numbers of n rows, of which some change places with others that are not left aside."""
+        order = np.arange(n)
+        others = np.setdiff1d(order, [*rows, *self.aside])[: len(rows)]
+        order[rows], order[others] = others, rows
+        return order
 
     def random(self, m: int, w: Bytes, count: int) -> Iterator[tuple[Bytes, Floats]]:
         """Yield activations of random products with weights uint8[N, row bytes], in the definition's blocks, and the

@@ -31,6 +31,7 @@ from ...semantics.summation import NoOrder, as_text
 from ...semantics.sums import Floats, Rows
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.terms.values import ValueTerm
+from ..run import Run
 from .call import Outputs
 from .gemm import GemmJudge
 from .order_probes import Probes
@@ -55,7 +56,7 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
     tensor, shape = judged.matrix.tensor, f"{fmt.name}, M = {m}, N = {n:,}, K = {k:,}"
     try:
         probes = probes_of(kernel, judged.semantics, fmt, judged.matrix.rows, run.options.seed)
-        found = run.resources.get(f"order of {shape}", lambda: probes.order(m, n, k))
+        found = _found(run, probes, (m, n, k))
         weights = judged.matrix.rows
 
         def further(rows: Rows) -> Iterator[tuple[Bytes, Floats]]:
@@ -94,6 +95,22 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
             got=float(made.own[token, row]), matrix=matrix_of(tensor, at), culprit="kernel", call=judged.call("own"),
         ), int(wrong.sum())
     )  # fmt: skip
+
+
+def _found(run: Run, probes: Probes, shape: tuple[int, int, int]) -> FoundOrder:
+    """Return the order of products of a shape [M, N, K], for which a run searches once. Raises NoOrder."""
+
+    def search() -> FoundOrder | NoOrder:
+        try:
+            return probes.order(*shape)
+        except NoOrder as why:
+            return why
+
+    key = ("order", probes.kernel, probes.semantics, probes.fmt.name, *shape, probes.seed)
+    found = run.resources.get(key, search)
+    if isinstance(found, NoOrder):
+        raise NoOrder(*found.args)
+    return found
 
 
 def _has_tree(probes: Probes, found: FoundOrder, shape: tuple[int, int, int], at: tuple[int, int]) -> bool:

@@ -32,12 +32,12 @@ from ...semantics.integer_sums import SumArithmetic, Summand, arithmetics_of_sum
 from ...semantics.replay import FoundOrder
 from ...semantics.subtrees import expand
 from ...semantics.summation import Joining, NoOrder, Tree
-from ...semantics.sums import Floats
+from ...semantics.sums import Floats, Rows
 from ...semantics.terms.codes import CodeTerm
 from ...semantics.triples import Last, Search, last_in
 from ...semantics.values import term_values
 from ..field_classes import numbers_of
-from .order_probes import Bytes, Probes, of_most_rows, set_halves
+from .order_probes import FAULTY, Bytes, Probes, of_most_rows, set_halves
 from .value_probes import blocks_of_one_size, uniform_blocks
 
 Codes = npt.NDArray[np.int64]
@@ -281,8 +281,10 @@ class SumProbes(Probes):
         A stored s is first tried as one summand with a minimum of its own, then as parts of the integer sums.
         """
         made = self._integer_sums(m, n, k, False)
-        if min(len(of.values) for of in made) < 2:
-            raise NoOrder("it adds products of single codes, not integer sums of several")
+        if (alone := next((of.values[0] for of in made if len(of.values) < 2), None)) is not None:
+            changed = len(self._changed((m, n, k), (alone, alone ^ 1), range(_TRIES_OF_ONE), False))
+            seen = "" if 2 * changed > n else f", or rows are faulty: outputs of {changed} of {n} rows show it"
+            raise NoOrder(f"it adds products of single codes, not integer sums of several{seen}")
         if self._read.has_min and not self.term.reads_sum(self.fmt):
             yield made + self._integer_sums(m, n, k, True)
             return
@@ -310,16 +312,36 @@ class SumProbes(Probes):
             return [other for other in some if self._unchanged((m, n, k), (first, other), numbers, of_minima)]
 
         same = kept(others, tries[:2])
-        whole = self._unchanged((m, n, k), (first, *same), tries[2:], of_minima)
-        return same if whole else kept(same, tries[2:])
+        whole = self._unchanged((m, n, k), (first, *same), tries, of_minima)
+        return same if whole else kept(same, tries)
 
     def _unchanged(
         self, shape: tuple[int, int, int], values: Sequence[int], numbers: Sequence[int], of_minima: bool
     ) -> bool:
         """Return whether outputs keep all bits if codes are moved among some of 32 values.
 
+        If few rows do not, their weights are tried in other rows; rows that alone show a change are left aside.
+
         Args:
             numbers: of the tries, which determine what else is in the row.
+        """
+        rows = self._changed(shape, values, numbers, of_minima)
+        if not len(rows) or FAULTY * (len(rows) + len(self.aside)) > shape[1]:
+            return not len(rows)
+        order = self.exchanged(shape[1], rows)
+        if not np.isin(self._changed(shape, values, numbers, of_minima, order), rows).all():
+            return False
+        self.aside.update(rows.tolist())
+        return True
+
+    def _changed(
+        self, shape: tuple[int, int, int], values: Sequence[int], numbers: Sequence[int], of_minima: bool,
+        order: Rows | None = None,
+    ) -> Rows:  # fmt: skip
+        """Return the rows, except those that are left aside, whose bits change if codes are moved: see `_unchanged`.
+
+        Args:
+            order: of the rows' weights; None: the usual one.
         """
         (m, n, k), rng = shape, np.random.default_rng((self.seed, *values))
         tokens, span = list[Floats](), (self.semantics.inside or self.semantics).encoding.values_per_scale // QK
@@ -346,8 +368,11 @@ class SumProbes(Probes):
         for name, used in (("d", not of_minima), ("dmin", of_minima), ("m", of_minima)):
             if is_half(self.fmt, name):
                 set_halves(self.fmt, blocks, name, halves if used else 0.0)
-        y = self.outputs(m, blocks.reshape(n, -1), tokens).view(np.uint32).reshape(-1, 2, n)
-        return bool((y[:, 0] == y[:, 1]).all())
+        w = np.ascontiguousarray((blocks if order is None else blocks[order]).reshape(n, -1))
+        y = self.outputs(m, w, tokens).view(np.uint32).reshape(-1, 2, n)
+        changed = (y[:, 0] != y[:, 1]).any(axis=0)
+        changed[list(self.aside)] = False
+        return np.flatnonzero(changed)
 
 
 def _has_seconds(term: CodeTerm, fmt: BlockFormat) -> bool:

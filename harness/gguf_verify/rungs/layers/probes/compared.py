@@ -194,6 +194,8 @@ def _possible(
             whole.add(probe)
         elif observed.calls or isinstance(observed.needs, str):
             limit = f"more than {most:,}" if cost > most else f"of which {left:,} are left"
+            if cost > most and shape not in observed.costs and observed.ended is not None:
+                limit += f", and its cost was not observed: {observed.ended}"
             why = f"{cost:,} multiply-adds, {limit}" if took is None else f"it took {took:.0f} s"
             dropped.append((probe, f"a call of {shape_in_words(shape)}: {why}"))
     found = list[tuple[Probe, _Needs | None]]()

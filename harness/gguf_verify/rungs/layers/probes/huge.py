@@ -19,15 +19,16 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace as replace_fields
 
-from ....diagnosis.observed import observed
+from ....diagnosis.observed import name_of, observed
 from ....formats.tensor_types import WeightFormat
 from ....gguf.file import Tensor
+from ....hosts.base import Written
 from ....kernels.domain import Domain
 from ....kernels.interface import Kernel
 from ....kernels.launches import Launched, Needs, SparseProduct
 from ....results.calls import Call
 from ....results.rungs import RungResult
-from ....support.errors import EnvironmentFault, KernelFault
+from ....support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ...explain import Explanations
 from ...index_limits import Huge, huge, large
 from ...judging import KERNEL, leave_weak
@@ -206,6 +207,8 @@ class HugeProbes:
             self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
             self._past.add(size.what)
             return None
+        if isinstance(wrong.error, KernelFinding) and wrong.error.kind == "unaligned":  # it is correct at pages
+            return self._findings.fail(wrong, f"M={size.m}, N={size.n}, K={size.k}", name_of(wrong.error))
         # if it is wrong without an overflow too, it is a window of M or N, or a grid that ends
         below = [at for at in size.below if at[0] in kernel.domain.m and at[1] in kernel.domain.n]
         if size.limit == 2**31 and below and all(self._right(kernel, (m, n, size.k), needs) for m, n in below):
@@ -284,25 +287,26 @@ class HugeProbes:
     ) -> tuple[Wrong | None, int]:
         """The first fault of chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
         key, share = (self._seed, of.m, of.n, of.k), _SHARE_OF_SUMS if "output" in of.fused else SHARE
-        of = replace(of, anywhere=True)
-        blocks = BlocksAlone(lambda number: kernel.alone(of, number), launched, of.m * of.n, key, share)
+
+        def run(number: int) -> Written:
+            def is_correct(written: Written) -> bool:
+                return self._products.judge(of, kernel.order, _outputs(of, number, written), "").wrong is None
+
+            return kernel.alone(replace(of, correct=is_correct), number)
+
+        blocks = BlocksAlone(run, launched, of.m * of.n, key, share)
         return self._wrong(kernel, of, blocks, crossings), len(blocks.written)
 
     def _wrong(
         self, kernel: Kernel, of: SparseProduct, blocks: BlocksAlone, crossings: tuple[float, ...]
     ) -> Wrong | None:  # fmt: skip
         at = f"{self._fmt.name} at M={of.m}, N={of.n}, K={of.k}"
-        outputs = []
+        outputs = list[Single]()
         for number in blocks.chosen(crossings):
             try:
-                written = blocks.of(number)
-                tokens, rows = of.places(written.at)
+                outputs += _outputs(of, number, blocks.of(number))
             except KernelFault as error:
                 return Wrong(f"{at}: thread block {number:,} of {blocks.launched.blocks:,}: {error}", error=error)
-            outputs += [
-                Single(f"thread block {number:,}", int(tokens[i]), int(rows[i]), written.words[i])
-                for i in _some(len(written.at), number)
-            ]
         judged = self._products.judge(of, kernel.order, outputs, f"{at}: ")
         if judged.weak:
             leave_weak(self._result, KERNEL, self._tensor, of.k)
@@ -321,6 +325,15 @@ class HugeProbes:
             f"than 2^31 values and bytes, and wrong at {where}"
         )
         self._findings.fail(wrong, where, observed("index-past-2^31", words))
+
+
+def _outputs(of: SparseProduct, number: int, written: Written) -> list[Single]:
+    """Some of the outputs of a thread block. Raises KernelFault."""
+    tokens, rows = of.places(written.at)
+    return [
+        Single(f"thread block {number:,}", int(tokens[i]), int(rows[i]), written.words[i])
+        for i in _some(len(written.at), number)
+    ]
 
 
 def _some(count: int, seed: int) -> list[int]:
