@@ -16,8 +16,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
+from gguf_verify.audit.readers import Readers
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.author_cubin import SWITCH
@@ -83,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(SWITCH, "off")
     needs.required.update(config.getoption("--require"))
     if (path := config.getoption("--processor-times")) is not None:
-        config.pluginmanager.register(ProcessorTimes(path, writes=not hasattr(config, "workerinput")))
+        config.pluginmanager.register(ProcessorTimes(path))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -129,6 +131,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             needs.need(name)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In a worker of pytest-xdist, of a test that passes only the call is reported. Each message to the other process
+    costs about as much as the shortest tests."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Every report and certificate that a test makes is valid by the schema that is shipped."""
+    try:
+        yield
+    finally:
+        found = validated.flaws()
+    assert not found, "\n".join(found)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -158,14 +182,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"{len(skipped)} skipped: {' · '.join(parts)}")
 
 
-@pytest.fixture(autouse=True)
-def valid_json() -> Iterator[None]:
-    """Every report and certificate that a test makes is valid by the schema that is shipped."""
-    validated.flaws()
-    yield
-    assert not (found := validated.flaws()), "\n".join(found)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def leaves_nothing_open() -> Iterator[None]:
     """What a file's tests forgot to close is told of by that file: without this, garbage collection would blame any
@@ -182,23 +198,31 @@ def llama() -> Iterator[Llama]:
         yield process
 
 
-@pytest.fixture(scope="session")
-def kept() -> Iterator[None]:
-    """Processes that tests take over from each other end with the last test."""
-    yield
+@pytest.fixture(scope="session", autouse=True)
+def recorded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Unless `--live` is given, verifications in this process replay what llama.cpp answered before. They take over
+    processes of llama.cpp and gguf-py, and so do audits and verifications of graphs. These processes end with the last
+    test."""
+    if request.config.getoption("--live"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gguf_verify.rungs.session.Llama", RecordedLlama)
+        patch.setattr("gguf_verify.rungs.bytes.Readers", KeptReaders)
+        patch.setattr("gguf_verify.audit.audit.Llama", KeptLlama)
+        patch.setattr("gguf_verify.audit.audit.Readers", KeptReaders)
+        patch.setattr("gguf_verify_graph.verification.run.Llama", KeptLlama)
+        yield
     kept_processes.end()
 
 
-@pytest.fixture(autouse=True)
-def recorded(request: pytest.FixtureRequest, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verifications in this process replay what llama.cpp answered before, and take over processes of llama.cpp and
-    gguf-py, as audits and verifications of graphs do: without `--live`, and in tests without the marker `live`."""
-    if not request.config.getoption("--live") and request.node.get_closest_marker("live") is None:
-        monkeypatch.setattr("gguf_verify.rungs.session.Llama", RecordedLlama)
-        monkeypatch.setattr("gguf_verify.rungs.bytes.Readers", KeptReaders)
-        monkeypatch.setattr("gguf_verify.audit.audit.Llama", KeptLlama)
-        monkeypatch.setattr("gguf_verify.audit.audit.Readers", KeptReaders)
-        monkeypatch.setattr("gguf_verify_graph.verification.run.Llama", KeptLlama)
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This test starts llama.cpp and the readers in each verification, as with `--live`."""
+    for module in ("gguf_verify.rungs.session", "gguf_verify.audit.audit", "gguf_verify_graph.verification.run"):
+        monkeypatch.setattr(f"{module}.Llama", Llama)
+    for module in ("gguf_verify.rungs.bytes", "gguf_verify.audit.audit"):
+        monkeypatch.setattr(f"{module}.Readers", Readers)
 
 
 @pytest.fixture(scope="session")

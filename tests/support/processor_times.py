@@ -12,10 +12,11 @@ import os
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-PROPERTY = "processor-seconds"
+_OUTPUT = "processor-seconds"
 
 
 def spent() -> float:
@@ -25,24 +26,28 @@ def spent() -> float:
 class ProcessorTimes:
     """A plugin. Under pytest-xdist, workers measure and the controller writes."""
 
-    def __init__(self, path: Path, *, writes: bool) -> None:
-        self._path, self._writes = path, writes
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._before = spent()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now = spent()
-        report.user_properties.append((PROPERTY, now - self._before))
+        self._seconds[item.nodeid] += now - self._before
         self._before = now
         return report
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += sum(float(str(v)) for name, v in report.user_properties if name == PROPERTY)
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker has ended. One that crashed leaves no output."""
+        for test, seconds in getattr(node, "workeroutput", {}).get(_OUTPUT, {}).items():
+            self._seconds[test] += seconds
 
-    def pytest_sessionfinish(self) -> None:
-        if not self._writes:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[_OUTPUT] = dict(self._seconds)
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,17 @@ from gguf_verify.support.paths import kernel_root
 Build = Callable[..., Any]
 
 
-def with_kernel(folder: Path, source: str) -> Path:
-    """A copy of the kernels' folder in which `k.cu` holds this source."""
+def with_kernel(folder: Path, source: str, linked: Path | None = None) -> Path:
+    """A copy of the kernels' folder in which `k.cu` holds this source.
+
+    Args:
+        linked: an earlier copy, whose files the new one shares: none of them may be changed then.
+    """
     root = folder / "kernels"
-    shutil.copytree(kernel_root(), root)
+    if linked is None:
+        shutil.copytree(kernel_root(), root)
+    else:
+        shutil.copytree(linked, root, copy_function=os.link)
     (root / "k.cu").write_text('#include "common.cuh"\nextern "C" __global__ ' + source)
     return root
 

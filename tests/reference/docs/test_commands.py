@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import gguf_verify
-from gguf_verify.cli.command import commands
+from gguf_verify.cli.command import Command, commands
 from gguf_verify.support.errors import UsageError
 from gguf_verify_nightly.config import REFERENCE
 from tests.support.tools import ROOT
@@ -54,14 +54,19 @@ def test_commands_are_those_that_there_are(page: Path, words: list[str]) -> None
         rest = words[1:]
         if words[0] == "python":
             rest = [scripts[Path(words[1]).name], *words[2:]]
-        known = commands()
+        known = all_commands()
         name = rest.pop(0) if rest and rest[0] in known else "verify"
         _parse(name, rest)
 
 
 @cache
+def all_commands() -> dict[str, Command]:
+    return commands()
+
+
+@cache
 def parser_of(name: str) -> argparse.ArgumentParser:
-    return commands()[name].parser()
+    return all_commands()[name].parser()
 
 
 def _parse(name: str, rest: list[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from tests.support.short_kernels import Build
 
 pytestmark = pytest.mark.skipif(checks_fault() is not None, reason="the compiler cannot check")
 
-# What lies between two slashes is what makes the kernel wrong. The kernel begins on line 4 of its file.
+# RIGHT and WRONG hold what the twins differ by. Each source begins on line 4 of its file.
 CASES = {
     "race of a block": ("race", "k.cu:6", """void k(int* y, const int* x, int n) {
         __shared__ int s[64];
@@ -321,33 +324,6 @@ __global__ void k(int* y, const int* x, int n) {
 }  # fmt: skip
 
 
-def launched(build: Build, source: str, right: bool) -> CpuHost:
-    keep, drop = ("RIGHT", "WRONG") if right else ("WRONG", "RIGHT")
-    macros = f"#define {keep}(...) __VA_ARGS__\n#define {drop}(...)\n"
-    host = CpuHost(1).under(Schedule(checked=True))
-    assert isinstance(host, CpuHost)
-    # the fixture writes one line and `extern "C" __global__` before it
-    headers = '#include "async.cuh"\n#include <cuda_pipeline.h>\n'
-    kernel = build(f'void u() {{}}\n{headers}{macros}#line 4\nextern "C" __global__ {source}', host)
-    x = host.upload(np.arange(64, dtype=np.int32), "weights")
-    host.launch(kernel, (2, 1, 1), (64, 1, 1), [host.output(256), x, np.int32(1)], shared=256)
-    return host
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_finding_and_its_right_twin(build: Build, name: str) -> None:
-    kind, words, source = CASES[name]
-    blocks = "y[threadIdx.x" in source and name != "a race of thread blocks"
-    if blocks:  # of two thread blocks that write the same, only one writes
-        source = source.replace("{\n", "{\n#line 4\n        if (blockIdx.x) return;\n", 1)
-    with pytest.raises(KernelFinding) as found:
-        launched(build, source, False)
-    assert found.value.kind == kind
-    assert words in str(found.value)
-    assert "\n" not in str(found.value)
-    assert launched(build, source, True).unset == ()
-
-
 RIGHT = {
     "all threads write the same": """void k(int* y, const int* x, int n) {
         __shared__ int flag;
@@ -465,13 +441,6 @@ __global__ void k(int* y, const int* x, int n) {
     }""",
 }
 
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_is_no_finding(build: Build, name: str) -> None:
-    host = launched(build, RIGHT[name].replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)
-    assert host.unset == (("shared memory at k.cu:9",) if name.startswith("unset") else ())
-
-
 #: A warp refills what its lanes read; {before} comes before its barrier, {after} behind it.
 REFILLED = """void k(int* y, const int* x, int n) {{
         __shared__ __attribute__((aligned(16))) int s[16];
@@ -490,34 +459,109 @@ REFILLED = """void k(int* y, const int* x, int n) {{
         mbarrier_wait(&full, 1);
         y[t] = sum + s[t % 16];
     }}"""
+READS, GIVES = "sum += s[r % 2][t % 16];", "mbarrier_arrive(&empty[r % 2]);"
+FENCE = "before_bulk_copies();"
+#: Of these, the first of two thread blocks does all.
+ONE_BLOCK = RIGHT | {
+    "a refill, a fence and a barrier": REFILLED.format(before=FENCE, after=""),
+    "a refill, a barrier and a fence": REFILLED.format(before="", after=f"if (t == 0) {FENCE}"),
+    "a refill without a fence": REFILLED.format(before="", after=""),
+    "a ring whose slots are not waited for": RIGHT["a ring of bulk copies"]
+    .replace(GIVES, "")
+    .replace(READS, GIVES + READS),
+}
+#: Kernels whose findings depend on where a lane goes on after the end of the function.
+ALONE = ("a shuffle that half of the lanes skip", "lanes that have returned")
+HEADERS = 'void u() {}\n#include "async.cuh"\n#include <cuda_pipeline.h>\n'
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [("before_bulk_copies();", ""), ("", "if (t == 0) before_bulk_copies();")]
-)
-def test_a_refill_after_a_fence(build: Build, before: str, after: str) -> None:
-    launched(build, one_block(REFILLED.format(before=before, after=after)), True)
+def sources() -> dict[tuple[str, bool], str]:
+    """Name, and whether it is the right twin → a source whose kernel is `k`."""
+    leaves = "        if (blockIdx.x) return;\n"
+    found = {(name, True): source.replace("{\n", "{\n" + leaves, 1) for name, source in ONE_BLOCK.items()}
+    for name, (_, _, source) in CASES.items():
+        if "y[threadIdx.x" in source and name != "a race of thread blocks":
+            # of two thread blocks that write the same, only one writes
+            source = source.replace("{\n", "{\n#line 4\n" + leaves, 1)
+        found |= {(name, True): source, (name, False): source}
+    return found
+
+
+SOURCES = sources()
+NUMBERS = {key: number for number, key in enumerate(key for key in SOURCES if key[0] not in ALONE)}
+
+
+def twin(key: tuple[str, bool], of_kernel: str) -> str:
+    """The source of a twin, whose kernel begins with these words."""
+    keep, drop = ("RIGHT", "WRONG") if key[1] else ("WRONG", "RIGHT")
+    source = SOURCES[key].replace("void helper();", "").replace("__global__ void k(", "void k(")
+    return (
+        f"#define {keep}(...) __VA_ARGS__\n#define {drop}(...)\n#line 4\n"
+        + source.replace("void k(", f"{of_kernel} void k(", 1)
+        + "\n#undef RIGHT\n#undef WRONG\n"
+    )
+
+
+DEVICE = "__device__ __attribute__((noinline))"
+
+
+def together(sources: Iterable[str], of_output: str = "int") -> str:
+    """One source of all of these, so that the compiler starts once. Its kernel gets the number of the one to run."""
+    functions, cases = "", ""
+    for number, source in enumerate(sources):
+        functions += f"namespace source_{number} {{\n{source}}}\n"
+        cases += f"case {number}: return source_{number}::k(y, x, n);\n"
+    kernel = f'extern "C" __global__ void k({of_output}* y, int* x, int n, int number)'
+    return f"{functions}{kernel} {{ switch (number) {{\n{cases}}} }}\n"
+
+
+def launched(build: Build, name: str, right: bool = True) -> CpuHost:
+    host = CpuHost(1).under(Schedule(checked=True))
+    assert isinstance(host, CpuHost)
+    key = name, right
+    alone = name in ALONE
+    text = twin(key, 'extern "C" __global__') if alone else together(twin(each, DEVICE) for each in NUMBERS)
+    kernel = build(HEADERS + text, host)
+    number = [] if alone else [np.int32(NUMBERS[key])]
+    x = host.upload(np.arange(64, dtype=np.int32), "weights")
+    host.launch(kernel, (2, 1, 1), (64, 1, 1), [host.output(256), x, np.int32(1), *number], shared=256)
+    return host
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finding_and_its_right_twin(build: Build, name: str) -> None:
+    kind, words, _ = CASES[name]
+    with pytest.raises(KernelFinding) as found:
+        launched(build, name, right=False)
+    assert found.value.kind == kind
+    assert words in str(found.value)
+    assert "\n" not in str(found.value)
+    assert launched(build, name).unset == ()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_no_finding(build: Build, name: str) -> None:
+    host = launched(build, name)
+    assert host.unset == (("shared memory at k.cu:9",) if name.startswith("unset") else ())
+
+
+@pytest.mark.parametrize("name", ["a refill, a fence and a barrier", "a refill, a barrier and a fence"])
+def test_a_refill_after_a_fence(build: Build, name: str) -> None:
+    launched(build, name)
 
 
 def test_a_refill_without_a_fence(build: Build) -> None:
     """As in the step 08 of the ladder until it was seen to be wrong on a card: a barrier orders loads before loads and
     stores, not before a bulk copy."""
     with pytest.raises(KernelFinding, match=r"k\.cu:14 what a bulk copy that begins at k\.cu:18 overwrites") as found:
-        launched(build, one_block(REFILLED.format(before="", after="")), True)
+        launched(build, "a refill without a fence")
     assert found.value.kind == "race"
-
-
-def one_block(source: str) -> str:
-    return source.replace("{\n", "{\n        if (blockIdx.x) return;\n", 1)
 
 
 def test_a_ring_whose_slots_are_not_waited_for(build: Build) -> None:
     """Consumers give a slot back before they read it."""
-    ring = RIGHT["a ring of bulk copies"]
-    reads, gives = "sum += s[r % 2][t % 16];", "mbarrier_arrive(&empty[r % 2]);"
-    source = ring.replace(gives, "").replace(reads, gives + reads)
     with pytest.raises(KernelFinding, match="race"):
-        launched(build, source.replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)
+        launched(build, "a ring whose slots are not waited for")
 
 
 # -- atomic operations and fences --------------------------------------------------------------------------------------
@@ -526,7 +570,7 @@ def test_a_ring_whose_slots_are_not_waited_for(build: Build) -> None:
 LAST_BLOCK = """
 __device__ float part[64];
 __device__ unsigned count;
-extern "C" __global__ void k(float* y, const int* x, int n) {{
+{device} void k(float* y, const int* x, int n) {{
     __shared__ bool last;
     if (threadIdx.x == 0) {{
         part[blockIdx.x] = (float)x[blockIdx.x];
@@ -540,7 +584,7 @@ extern "C" __global__ void k(float* y, const int* x, int n) {{
     y[threadIdx.x] = sum;
 }}"""
 COUNTED = """
-extern "C" __global__ void k(float* y, const int* x, int n) {{
+{device} void k(float* y, const int* x, int n) {{
     __shared__ int c[2];
     if (threadIdx.x < 2) c[threadIdx.x] = 0;
     __syncthreads();
@@ -549,7 +593,7 @@ extern "C" __global__ void k(float* y, const int* x, int n) {{
     if (threadIdx.x == 0) y[0] = (float)c[0], y[1] = (float)c[1];
 }}"""
 LOCKED = """
-extern "C" __global__ void k(float* y, const int* x, int n) {{
+{device} void k(float* y, const int* x, int n) {{
     __shared__ int lock, sum;
     if (threadIdx.x == 0) lock = sum = 0;
     __syncthreads();
@@ -561,7 +605,7 @@ extern "C" __global__ void k(float* y, const int* x, int n) {{
     y[threadIdx.x] = (float)sum;
 }}"""
 HANDED_OVER = """
-extern "C" __global__ void k(float* y, const int* x, int n) {{
+{device} void k(float* y, const int* x, int n) {{
     __shared__ float kept;
     __shared__ int there;
     if (threadIdx.x == 0) there = 0;
@@ -587,25 +631,34 @@ ATOMICS = {
 }  # fmt: skip
 
 
+def atomic(name: str, right: bool) -> str:
+    source, *parts, _ = ATOMICS[name]
+    fields = [field for field in ("fence", "barrier") if f"{{{field}}}" in source]
+    return source.format(device=DEVICE, **dict(zip(fields, parts[not right], strict=True)))
+
+
+ATOMIC = [(name, right) for name in ATOMICS for right in (True, False)]
+
+
 @pytest.mark.parametrize("name", ATOMICS)
 def test_atomic_operations(build: Build, name: str) -> None:
-    source, right, wrong, expected = ATOMICS[name]
+    source, *_, expected = ATOMICS[name]
     blocks = 4 if source is LAST_BLOCK else 1
-    fields = [f for f in ("fence", "barrier") if f"{{{f}}}" in source]
     x = np.arange(64, dtype=np.int32)
 
-    def run(parts: tuple[str, ...], host: CpuHost) -> np.ndarray:
-        kernel = build("void u() {}\n" + source.format(**dict(zip(fields, parts, strict=True))), host)
+    def run(right: bool, host: CpuHost) -> np.ndarray:
+        kernel = build("void u() {}\n" + together(itertools.starmap(atomic, ATOMIC), "float"), host)
         y = host.output(256)
-        host.launch(kernel, (blocks, 1, 1), (64, 1, 1), [y, host.upload(x, "weights"), np.int32(1)])
+        arguments = [y, host.upload(x, "weights"), np.int32(1), np.int32(ATOMIC.index((name, right)))]
+        host.launch(kernel, (blocks, 1, 1), (64, 1, 1), arguments)
         return host.download(y).view(np.float32)
 
     checked = CpuHost(1).under(Schedule(checked=True))
     assert isinstance(checked, CpuHost)
     with pytest.raises(KernelFinding, match="data race: "):
-        run(wrong, checked)
+        run(False, checked)
     for schedule in (Schedule(checked=True), Schedule("descending"), Schedule("seeded", 3), Schedule()):
         host = CpuHost(2).under(schedule)
         assert isinstance(host, CpuHost)
-        assert run(right, host)[0] == expected, schedule
+        assert run(True, host)[0] == expected, schedule
         assert not host.adds_floats

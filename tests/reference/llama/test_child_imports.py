@@ -94,7 +94,7 @@ _OF_GGUF = {"gguf", "yaml", "sentencepiece", "mistral_common", "tqdm"}
 
 
 @pytest.fixture(autouse=True)
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the records."""
     (tmp_path / "sitecustomize.py").write_text(RECORDER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -118,60 +118,60 @@ def check(folder: Path, module: str, ours: set[str], others: set[str]) -> set[st
     return names
 
 
-def test_kernel_in_python(recorded: Path) -> None:
+def test_kernel_in_python(records: Path) -> None:
     """Its process starts some thousand times in these tests, and is not trusted with more."""
-    (recorded / "zeros.py").write_text(KERNEL)
-    kernel = open_foreign(f"{recorded / 'zeros.py'}:zeros", CpuHost(1), 20.0)
+    (records / "zeros.py").write_text(KERNEL)
+    kernel = open_foreign(f"{records / 'zeros.py'}:zeros", CpuHost(1), 20.0)
     try:
         assert not multiplied(kernel)
     finally:
         kernel.close()
-    check(recorded, "gguf_verify.kernels.foreign", OF_A_KERNEL, {"numpy", "gguf_verify_kernel_zeros", "zeros"})
+    check(records, "gguf_verify.kernels.foreign", OF_A_KERNEL, {"numpy", "gguf_verify_kernel_zeros", "zeros"})
 
 
-def test_llama(recorded: Path) -> None:
+def test_llama(records: Path) -> None:
     with Llama(60.0) as llama:
         llama.versions()
         llama.start_backend("cpu")
     # llama-cpp-python's bindings import the one
-    names = check(recorded, "gguf_verify.llama.worker", OF_LLAMA, {"numpy", "llama_cpp", "gguf", "typing_extensions"})
+    names = check(records, "gguf_verify.llama.worker", OF_LLAMA, {"numpy", "llama_cpp", "gguf", "typing_extensions"})
     assert "gguf_verify.llama.worker.model" in names
 
 
-def test_scanner(recorded: Path) -> None:
+def test_scanner(records: Path) -> None:
     options = AuditOptions(llama=False, readers=False, progress=False, sandbox="none")
     assert audit(FIXTURES / "tiny-Q4_0.gguf", options).contents
-    check(recorded, "gguf_verify.llama.worker", OF_A_SCANNER, {"numpy"})
+    check(records, "gguf_verify.llama.worker", OF_A_SCANNER, {"numpy"})
 
 
 @pytest.mark.parametrize(
     ("name", "others"),
     [("gguf-py", {"numpy", *_OF_GGUF}), ("llama.cpp", {"numpy", "llama_cpp", "typing_extensions"})],
 )
-def test_reader(recorded: Path, name: str, others: set[str]) -> None:
+def test_reader(records: Path, name: str, others: set[str]) -> None:
     reader = ReaderChild(name)
     try:
         reader.greet()
     finally:
         reader.close()
-    check(recorded, "gguf_verify.llama.reader_process", OF_A_READER, others)
+    check(records, "gguf_verify.llama.reader_process", OF_A_READER, others)
 
 
-def test_host(recorded: Path) -> None:
+def test_host(records: Path) -> None:
     host = Spawned("gguf_verify.hosts", "cpu", "1", "pool", "")
     try:
         protocol.send(host.link, {"ask": "end"})
         assert protocol.receive(host.link)[0] == {"ok": True}
     finally:
         host.close()
-    check(recorded, "gguf_verify.hosts", OF_A_HOST, {"numpy"})
+    check(records, "gguf_verify.hosts", OF_A_HOST, {"numpy"})
 
 
-def test_nvrtc(recorded: Path) -> None:
+def test_nvrtc(records: Path) -> None:
     """With NVRTC or without it, where its process only says so."""
     request = {"root": "/", "file": "x.cu", "architecture": "sm_90", "defines": {}, "what": "CUBIN", "options": []}
-    (recorded / "request.json").write_text(json.dumps(request | {"entries": None, "headers": {}}))
+    (records / "request.json").write_text(json.dumps(request | {"entries": None, "headers": {}}))
     module = "gguf_verify.hosts.nvrtc_child"
-    command = [sys.executable, "-P", "-m", module, str(recorded / "request.json"), str(recorded / "made")]
+    command = [sys.executable, "-P", "-m", module, str(records / "request.json"), str(records / "made")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 3
-    check(recorded, module, OF_NVRTC, {"numpy", "cuda"})
+    check(records, module, OF_NVRTC, {"numpy", "cuda"})

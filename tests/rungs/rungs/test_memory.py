@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return dense_llama(llama, tmp_path_factory.mktemp("dense") / "m.gguf", LAYERS)
 
 
-@pytest.mark.live  # recordings are memory too
+@pytest.mark.usefixtures("live")  # recordings are memory too
 @pytest.mark.parametrize("rung", ["blocks", "layers", "tokens"])
 def test_what_was_judged_is_dropped(rung: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From layer to layer, the memory of what Python and NumPy hold does not grow by the activations of a layer, nor by
