@@ -13,6 +13,7 @@ from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
+from ..support.errors import Culprit
 from ..support.text import counted, printable
 from .shades import rank
 
@@ -106,7 +107,7 @@ def cause(report: Report) -> Cause:
     first = "" if failure is None else printable(failure.what, 300)
     found = next((diagnosis for _, diagnosis in report.diagnosed), None)
     if found is None:
-        culprit = next(iter(report.culprits), "kernel") if failure is None else failure.culprit
+        culprit: Culprit = failure.culprit if failure is not None else next(iter(report.culprits), "kernel")
         if failure is None or not failure.cause:
             return Cause(f"{CULPRITS[culprit]} is at fault", "", first, culprit)
         return Cause(printable(failure.cause, 300), "", "", culprit)

@@ -97,7 +97,7 @@ def verdict_line(verdict: tuple[str, str], words: str, *advice: tuple[str, str])
     line = said(verdict, words)
     for label, text in advice:
         if text:
-            line = line + said((" · ", DIM), (f"{label}: ", BOLD), text)
+            line = line + said((" · ", DIM), (f"{label}: ", BOLD), text.removesuffix("."))
     return line
 
 

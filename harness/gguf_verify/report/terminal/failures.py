@@ -96,9 +96,12 @@ def _located(d: LocatedDiagnosis) -> str:
 
 
 def map_lines(rung: RungResult, form: Form) -> Iterator[Text]:
-    """The map below an empty line; a sentence where every cell is wrong, so that a map would show nothing."""
+    """The map below an empty line. Where every cell is wrong a map shows nothing: then a sentence, or nothing at all if
+    the cause is known."""
     assert rung.heat_map is not None
     made = grid.of_gemm(rung.heat_map)
+    if made.all_wrong and rung.diagnosis is not None and rung.diagnosis.explains:
+        return
     yield Text()
     for line in (f"{made.title}: {made.told[0]}",) if made.all_wrong else as_text(made, form.blocks):
         yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
@@ -119,8 +122,7 @@ def _trace(f: Failure, form: Form) -> Iterator[Text]:
         yield Text(f"{_INDENT}traceback, the last call last:")
     for frame in frames:
         if frame.own and frame.code:
-            for line in source_lines(frame.place, frame.code, form):
-                yield said(_INDENT) + line
+            yield from (said(_INDENT) + line for line in source_lines(frame.place, frame.code, form))
         else:
             line = f"{2 * _INDENT}{printable(frame.place, 200)}: {printable(frame.code, 100)}"
             yield cut(Text(line, DIM), form.width)
