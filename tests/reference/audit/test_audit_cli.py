@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -237,7 +238,33 @@ def test_no_warning_stands_beside_clean(tmp_path: Path) -> None:
         text = text_of(Kind.AUDIT, result)
         assert "CLEAN" not in text
         assert last_line(text).startswith("WARNINGS in ")
-        assert "no errors, but 1 warning · first: " in last_line(text)
+        assert "no errors, but 1 warning; 1 note · first: " in last_line(text)
+
+
+def test_findings_of_one_rule_are_one_entry(tmp_path: Path) -> None:
+    """With the number of tensors and blocks, the share of each type, the worst tensor, and whether it matters."""
+    path = TINY["Q4_0"]
+    for i, tensor in enumerate(("blk.0.attn_q", "blk.1.attn_k", "blk.1.attn_k", "blk.2.ffn_up")):
+        path = patched_block(path, tmp_path / f"{i}.gguf", f"{tensor}.weight", i, 1, 0, b"\x01\x00")
+    result = run(path, readers=False, llama=False)
+    text = text_of(Kind.AUDIT, result)
+    named = [line for line in text.splitlines() if "GGUF-103" in line]
+    assert named == ["note    GGUF-103-scale-subnormal: 3 tensors, 4 blocks; Q4_0 under 0.1 % of its blocks"]
+    assert "the worst: blk.1.attn_k.weight (Q4_0), 2 of 1,024 blocks (0.2 %)\n" in text
+    assert text.count("found 1 block of 'blk.0.attn_q.weight' (Q4_0) has a subnormal scale") == 1
+    assert "Nothing needs to be done unless a kernel loses these blocks." in text
+    assert last_line(text).endswith(": no errors, no warnings; not compared with llama.cpp; 3 notes")
+    assert text_of(Kind.AUDIT, result, detail=1).count("GGUF-103-scale-subnormal at bytes") == 3
+    assert text_of(Kind.AUDIT, result, detail=-1) == f"{last_line(text)}\n"
+
+
+def test_the_most_severe_finding_is_in_the_last_line(tmp_path: Path) -> None:
+    path = patched_block(TINY["Q4_0"], tmp_path / "a.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x01\x00")
+    path = patched_block(path, tmp_path / "b.gguf", "blk.1.attn_q.weight", 0, 0, 0, b"\x00\x7c")
+    line = last_line(text_of(Kind.AUDIT, run(path, readers=False, llama=False)))
+    assert re.match(r"WRONG in [\d.]+ s: 1 error; 1 note · first: GGUF-100-scale-not-finite at bytes \d+-\d+ · ", line)
+    assert " · fix: Check the source model for weights beyond 65504; quantize or download it again · " in line
+    assert line.endswith(" · more: gguf-verify explain GGUF-100-scale-not-finite")
 
 
 def test_one_notation_for_bytes(tmp_path: Path) -> None:

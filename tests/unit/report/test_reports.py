@@ -266,7 +266,7 @@ def test_lines_of_a_night() -> None:
     lines = [*map(str, night_lines(history()[-1]))]
     assert "24 cells, 21 verified, 1 mismatch, 1 crashed, 1 not run" in lines[0]
     assert [line.split(" ")[0] for line in lines[1:]] == ["MISMATCH", "CRASHED", "MISMATCH:"]
-    assert lines[-1].startswith(f"MISMATCH: night 3: 21 of 24 cells verified · first: {lines[1][9:]} · more: ")
+    assert lines[-1].startswith(f"MISMATCH: night 20: 21 of 24 cells verified · first: {lines[1][9:]} · more: ")
     for line in map(str, night_lines(hostile_night().night)):
         assert not re.search("[\x00-\x1f\u202e\u2066\ufffe\udc80]", line)
 

@@ -291,7 +291,9 @@ def _percent(n: int, total: int) -> str:
     share = 100 * n / total
     if n in (0, total):
         return "100 %" if n else "0 %"
-    return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{max(share, 0.1):.1f} %"
+    if share < 0.1:
+        return "under 0.1 %"
+    return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{share:.1f} %"
 
 
 def _source(audit: Audit) -> str:
@@ -364,7 +366,8 @@ def _of_one_rule(audit: Audit, findings: Sequence[Finding], waived: str) -> Iter
     if counts:
         worst, n = max(counts, key=lambda item: item[1] / max(1, _blocks(item[0])))
         name = f"{printable(worst.tensor.name, 64)} ({worst.tensor.type.name})"
-        yield Text(f"{'':8}the worst: {name}, {_percent(n, _blocks(worst))} of {counted(_blocks(worst), unit)}")
+        of = _blocks(worst)
+        yield Text(f"{'':8}the worst: {name}, {n:,} of {counted(of, unit)} ({_percent(n, of)})")
     for f in findings[: 1 if counts else MOST_OF_RULE]:
         yield Text(f"{'':8}at {_where(f, split)}: found {f.found}; expected {f.expected}")
     yield Text(f"{'':8}{first.why}. {_rule(first).cure}")

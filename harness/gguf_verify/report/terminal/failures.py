@@ -116,8 +116,10 @@ def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Te
 
 
 def _trace(f: Failure, form: Form) -> Iterator[Text]:
-    """The lines of the author's code that failed; with -v also those of installed packages."""
+    """The lines of the author's code that failed; with -v all, and those of installed packages."""
     frames = f.trace if form.verbose else tuple(frame for frame in f.trace if frame.own)
+    if not f.cause and not form.verbose:  # of several findings the first, which is about two lines at most
+        frames = frames[:2]
     if f.cause and len(frames) > 1:  # of an exception
         yield Text(f"{_INDENT}traceback, the last call last:")
     for frame in frames:
