@@ -23,10 +23,9 @@ _COLOURS = (
 def failing_report() -> str:
     """docs/failing-report.svg: the first report that the tutorial for authors of kernels quotes, in short."""
     page = (HERE / "tutorials" / "kernel-author.md").read_text()
-    pattern = r"^    (gguf-verify [^\n]*--rungs layers)\n\n```\n(MISMATCH.*?)^```"
-    command, report = re.findall(pattern, page, re.MULTILINE | re.DOTALL)[0]
-    parts = report.rstrip("\n…").split("\n\n")
-    shown = [part for part in parts if not part.startswith(("  utilisation of", "failures by tensor"))]
+    pattern = r"^    (gguf-verify [^\n]*--rungs layers)\n\n```\n([^`]*^MISMATCH[^`]*)^```"
+    command, report = re.findall(pattern, page, re.MULTILINE)[0]
+    shown = [part for part in report.rstrip("\n").split("\n\n") if not part.startswith(("…", "failures by tensor"))]
     return _terminal([f"$ {command}", *_wrapped("\n\n".join(shown).split("\n"))])
 
 

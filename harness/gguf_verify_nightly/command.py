@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
     Parser,
+    add_detail,
     add_ray,
     add_reports,
     asked_for,
     check_ranges,
     deliver,
+    form,
     internal_errors,
     on_terminal,
     print_lines,
@@ -58,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
     )
-    parser.set_defaults(verbose=False)
+    parser.set_defaults(detail=0)
     commands = parser.add_subparsers(dest="command", required=True, metavar="run|compare|status|pin")
     run_ = commands.add_parser(
         "run",
@@ -72,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run_.add_argument("--new", action="store_true", help="start a new night instead of resuming the last one")
     add_ray(run_, "run the cells")
+    add_detail(run_, "every cell that is not verified")
     add_reports(run_, NightKind.NIGHT)
     compare_ = commands.add_parser(
         "compare", help="list cells that became worse or better, or are missing, since another night"
@@ -85,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare_.add_argument(
         "--new", metavar="N|NAME", help="the later night, by number or pinned name (default: the newest)"
     )
+    add_detail(compare_, "every difference")
     compare_.add_argument("--strict", action="store_true", help="also exit with 1 for drift and slower cells")
     status = commands.add_parser("status", help="list the last nights")
     _add_source(status)
@@ -111,7 +115,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def run(argv: list[str]) -> int:
     """Run `gguf-verify nightly …` and return the exit code. Raises HarnessError."""
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose):
+    with internal_errors(args.detail > 0):
         commands = {"run": _run, "compare": _compare, "status": _status, "pin": _pin}
         return commands[args.command](args)
 
@@ -136,7 +140,7 @@ def _run(args: argparse.Namespace) -> int:
             earlier = [n for n in history.nights(config=config.name) if n.number < night.number]
             whole = history.night(night.number, reports=True)
     report = NightReport((*reversed(earlier[:MOST_NIGHTS]), whole), _compared(earlier, whole))
-    return deliver(NightKind.NIGHT, report, night.exit_code, files=files)
+    return deliver(NightKind.NIGHT, report, night.exit_code, form(args), files)
 
 
 def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
@@ -171,7 +175,7 @@ def _compare(args: argparse.Namespace) -> int:
     if found is None:
         line = f"no finished night to compare night {new.number} with"
         return print_lines(line, exit_code=EXIT_UNVERIFIED)
-    return deliver(NightKind.COMPARISON, found, found.exit_code(args.strict))
+    return deliver(NightKind.COMPARISON, found, found.exit_code(args.strict), form(args))
 
 
 def _named(history: History, name: str | None) -> Night | None:

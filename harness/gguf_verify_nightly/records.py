@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 #: Exit codes of a night; the first outcome that occurs decides.
-_EXIT_CODES = {
+EXIT_CODES = {
     Outcome.MISMATCH: EXIT_MISMATCH, Outcome.CRASHED: EXIT_ENVIRONMENT, Outcome.TIMED_OUT: EXIT_ENVIRONMENT,
     Outcome.BROKEN_OFF: EXIT_ENVIRONMENT, Outcome.MALFORMED: EXIT_MALFORMED, Outcome.UNVERIFIED: EXIT_UNVERIFIED,
 }  # fmt: skip
@@ -184,7 +184,7 @@ class Night:
         """0 if every planned cell is verified or waived; otherwise 1 for a mismatch, 3 if a cell was aborted, crashed
         or timed out, 4 for a malformed file, 5 if something is unverified or was not run."""
         outcomes = {cell.outcome for cell in self.cells.values()}
-        for outcome, code in _EXIT_CODES.items():
+        for outcome, code in EXIT_CODES.items():
             if outcome in outcomes:
                 return code
         return EXIT_UNVERIFIED if self.missing or not self.cells else EXIT_VERIFIED

@@ -14,6 +14,11 @@ def text_of(kind: StrEnum, result: Any, **form: Any) -> str:
     return terminal(kind, result, Form(**form))
 
 
+def last_line(text: str) -> str:
+    """The last line of a report, which holds the verdict; "" of no report."""
+    return text.rstrip("\n").rpartition("\n")[2]
+
+
 def written(flag: str, kind: StrEnum, result: Any, suffix: str = "") -> str | bytes:
     """What the writer of a flag, such as "--html", makes of a result."""
     writer = next(w for w in writers(kind) if w.flag == flag)

@@ -25,7 +25,7 @@ from gguf_verify.results.report import Report
 from gguf_verify.rungs.registry import RUNGS
 from tests.support import certificates, records, validated
 from tests.support.nights import run_report, run_result
-from tests.support.shown import json_of, text_of, written
+from tests.support.shown import json_of, last_line, text_of, written
 
 #: Options that do not change the extent of a run: they choose where and how it runs.
 NEUTRAL = {
@@ -116,7 +116,7 @@ def test_headlines(
 ) -> None:  # fmt: skip
     found = report(rungs, **options)
     assert (found.exit_code, found.verdict, run_words.headline(found)) == (0, "verified", headline)
-    assert text_of(Kind.RUN, found).startswith(f"{headline} in ")
+    assert last_line(text_of(Kind.RUN, found)).startswith(f"{headline} in ")
     assert json_of(Kind.RUN, found)["words"] == found.words
 
 
@@ -154,7 +154,7 @@ def test_every_format_names_what_was_skipped(flag: str) -> None:
     for check in found.skipped:
         assert check.title in unescape(str(written(flag, Kind.RUN, found))), check.id
     assert [check["id"] for check in json_of(Kind.RUN, found)["checks"]] == [check.id for check in found.checks]
-    assert all(check.title in text_of(Kind.RUN, found, verbose=True) for check in found.skipped)
+    assert all(check.title in text_of(Kind.RUN, found, detail=2) for check in found.skipped)
 
 
 @pytest.mark.parametrize("flag", ["terminal", "--html", "--markdown", "--card"])

@@ -21,6 +21,7 @@ from ..formats.block import decodes_rightly
 from ..formats.tensor_types import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements
 from ..gguf.file import Tensor
 from ..gguf.records import MAX_PER_RULE, Finding, finding
+from ..gguf.rules import RULES
 from ..llama.files import Scan, Scanned, ScannerOf
 from ..llama.library import Llama, WithoutLlama
 from ..support.command_line import cores
@@ -239,6 +240,19 @@ def content_findings(content: Content) -> Iterator[Finding]:
     if scan.subnormal_scales and quantized:
         found = f"{some(scan.subnormal_scales, 'has', 'have')} a subnormal scale"
         yield finding_at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
+
+
+def affected(content: Content) -> dict[str, int]:
+    """Return the id of each rule of `content_findings` → the number of blocks, or values, that break it."""
+    scan, quantized = content.scan, content.tensor.type.quantized
+    if scan is None:
+        return {}
+    found = {
+        "decode-differs": content.n_differing,
+        "scale-not-finite" if quantized else "value-not-finite": scan.not_finite,
+        "scale-subnormal": scan.subnormal_scales if quantized else 0,
+    }
+    return {RULES[slug].id: n for slug, n in found.items() if n}
 
 
 #: Least number of nonzero codes for judging their signs. If the signs of weights were independent and one of them as

@@ -23,6 +23,7 @@ from .common import (
     MOST_THREADS,
     Parser,
     add_common,
+    add_detail,
     add_ray,
     add_reports,
     asked_for,
@@ -104,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         "within one server, and from the Hugging Face hub to its file servers)",
     )
     add_ray(parser, "scan tensors and compare them with --source")
-    add("-v", "--verbose", action="store_true", help="show statistics of every tensor, and llama.cpp's log on stderr")
+    add_detail(parser, "each finding by itself", "statistics of every tensor, and llama.cpp's log")
     block = parser.add_argument_group("x-ray of one block")
     block.add_argument(
         "--tensor",
@@ -132,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     """`gguf-verify audit …`; returns the exit code. Raises HarnessError."""
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose):
+    with internal_errors(args.detail > 0):
         check_ranges(
             ("-t", args.threads, 0, MOST_THREADS),
             ("--time-limit", args.time_limit, 0.001, 10**6),
@@ -168,7 +169,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
     with (
         sandboxed(args.sandbox),
         _ray(args.ray),
-        contextlib.closing(Child(args.verbose, llama)) as child,
+        contextlib.closing(Child(args.detail > 1, llama)) as child,
     ):  # the child starts while this process still imports the rest
         from ..audit.audit import audit
         from ..audit.many import Audits, audit_each, gguf_files
@@ -184,8 +185,8 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             strict=args.strict,
             threads=args.threads or cores(),
             time_limit=args.time_limit,
-            verbose=args.verbose,
-            progress=on_terminal(),
+            verbose=args.detail > 1,
+            progress=on_terminal() and args.detail >= 0,
             waivers=args.waivers,
             sandbox=args.sandbox,
             seed=seed,
@@ -196,7 +197,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             from ..distributed.audits import examiners
 
             elsewhere = examiners(args.ray, options)
-        shown = form(args.verbose, args.map)
+        shown = form(args, args.map)
         if one:
             result = audit(args.model[0], options, command, child, elsewhere)
             return deliver(kind, result, result.exit_code, shown, files)
@@ -243,7 +244,7 @@ def _xray(args: argparse.Namespace) -> int:
         )
         theirs = None
         if not args.no_llama:
-            with sandboxed(args.sandbox), Llama(args.time_limit, args.verbose) as llama:
+            with sandboxed(args.sandbox), Llama(args.time_limit, args.detail > 1) as llama:
                 theirs = llama_values(llama, tensor, row, block)
         found = xray(tensor, row, block, theirs, asked=offset)
     exit_code = EXIT_VERIFIED
@@ -251,7 +252,7 @@ def _xray(args: argparse.Namespace) -> int:
         exit_code = EXIT_MISMATCH
     elif found.ours is None:
         exit_code = EXIT_UNVERIFIED
-    return deliver(Kind.XRAY, found, exit_code, form(), files)
+    return deliver(Kind.XRAY, found, exit_code, form(args), files)
 
 
 COMMAND = Command("audit", "check a file: every byte, every block, every field", build_parser, run)

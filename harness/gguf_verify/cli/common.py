@@ -175,6 +175,38 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
+def add_detail(parser: argparse.ArgumentParser, more: str, most: str = "") -> None:
+    """Add `-q`, `-v`, `-vv` and `--color`, for commands that print a report; `form` reads them.
+
+    Args:
+        more, most: what -v and -vv add to the report; "": -vv adds nothing.
+    """
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument(
+        "-q",
+        "--quiet",
+        action="store_const",
+        const=-1,
+        default=0,
+        dest="detail",
+        help="print only the verdict, in one line, and no progress",
+    )
+    level.add_argument(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        dest="detail",
+        help=f"also show {more}" + (f"; -vv: also {most}" if most else ""),
+    )
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto: color on a terminal, unless NO_COLOR is set (default: %(default)s)",
+    )
+
+
 def on_terminal() -> bool:
     """Whether standard error is a terminal, so that progress can be seen."""
     return sys.stderr is not None and sys.stderr.isatty()
@@ -283,29 +315,34 @@ PIPED_WIDTH = 80
 LEAST_WIDTH = 40
 
 
-def form(verbose: bool = False, byte_map: bool = False, piped_width: int | None = None) -> Form:
-    """Return how standard output shows a report.
+def form(args: argparse.Namespace | None = None, byte_map: bool = False, piped_width: int | None = None) -> Form:
+    """Return how standard output shows a report, with the options of `add_detail`.
 
     On a terminal: its width, and colour and block characters if it supports them. Otherwise plain, `piped_width`
     columns wide, or unwrapped if that is None.
     """
     shown = sys.stdout is not None and sys.stdout.isatty()
-    able = shown and os.environ.get("TERM") != "dumb"
     return Form(
-        verbose=verbose,
+        detail=getattr(args, "detail", 0),
         byte_map=byte_map,
-        colour=able and not os.environ.get("NO_COLOR"),
+        colour=_coloured(args, shown),
         blocks=shows_blocks(),
         width=max(LEAST_WIDTH, shutil.get_terminal_size().columns) if shown else piped_width,
     )
 
 
-def error_form() -> Form:
+def error_form(args: argparse.Namespace | None = None) -> Form:
     """Return how standard error shows lines: like `form`, for standard error."""
     shown = on_terminal()
-    able = shown and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size().columns if shown else PIPED_WIDTH
-    return Form(colour=able and not os.environ.get("NO_COLOR"), width=max(LEAST_WIDTH, width))
+    return Form(colour=_coloured(args, shown), width=max(LEAST_WIDTH, width))
+
+
+def _coloured(args: argparse.Namespace | None, on_terminal: bool) -> bool:
+    wanted = getattr(args, "color", "auto")
+    if wanted != "auto":
+        return bool(wanted == "always")
+    return on_terminal and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 def shows_blocks() -> bool:

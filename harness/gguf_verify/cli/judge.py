@@ -15,10 +15,12 @@ from .common import (
     MOST_THREADS,
     Parser,
     add_common,
+    add_detail,
     add_reports,
     asked_for,
     check_ranges,
     deliver,
+    form,
     internal_errors,
 )
 
@@ -56,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="tolerate codes changed by approximate division, for engines that quantize activations with fast-math",
     )
-    add("-v", "--verbose", action="store_true", help="show the traceback of an internal error")
+    add_detail(parser, "the traceback of an internal error")
     add_reports(parser, Kind.JUDGEMENT)
     add_common(parser)
     return parser
@@ -67,7 +69,7 @@ def run(argv: list[str]) -> int:
     from ..captured import AUTO, judge_captured, judge_case
 
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose), sandboxed(args.sandbox):
+    with internal_errors(args.detail > 0), sandboxed(args.sandbox):
         check_ranges(("-t", args.threads, 0, MOST_THREADS))
         files = asked_for(args, Kind.JUDGEMENT)
         if args.model.is_dir():
@@ -88,7 +90,7 @@ def run(argv: list[str]) -> int:
                 threads=args.threads,
                 fast_math=args.fast_math,
             )
-        return deliver(Kind.JUDGEMENT, judged, judged.exit_code, files=files)
+        return deliver(Kind.JUDGEMENT, judged, judged.exit_code, form(args), files)
 
 
 def _rows(text: str | None) -> tuple[int, int] | None:

@@ -83,7 +83,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def run(argv: list[str]) -> int:
     """`gguf-verify kernel …`; returns the exit code. Raises HarnessError."""
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose), sandboxed(args.sandbox, args.kernel_memory):
+    with internal_errors(args.detail > 0), sandboxed(args.sandbox, args.kernel_memory):
         return verified(args)
 
 
@@ -106,20 +106,20 @@ def verified(args: argparse.Namespace) -> int:
         if args.only_call or args.budget is not None:
             raise UsageError("--only-call and --budget apply to rungs, not to --identify")
         found = identify_model(drawn, args.kernel, args.host, options, command=command, ray=args.ray, jobs=args.jobs)
-        return deliver(kind, found, found.exit_code, form(args.verbose), files)
+        return deliver(kind, found, found.exit_code, form(args), files)
     report = verify(
         drawn,
         args.kernel,
         args.host,
         rungs,
         options,
-        told=shown_live(options),
+        told=shown_live(options, args),
         command=command,
         interrupted_report=True,
         ray=args.ray,
         jobs=args.jobs,
     )
-    return deliver_run(report, args.verbose, files)
+    return deliver_run(report, args, files)
 
 
 def _reference(args: argparse.Namespace) -> str:

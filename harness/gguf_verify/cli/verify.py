@@ -24,6 +24,7 @@ from .common import (
     MOST_THREADS,
     LateEpilog,
     add_common,
+    add_detail,
     add_jobs,
     add_prompt,
     add_ray,
@@ -234,12 +235,10 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         help="check launches for races and invalid accesses, even with --probes brief; on a GPU by "
         "compute-sanitizer and guard pages",
     )
-    add(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="show everything: every failure, note and figure, a line for each tensor, GEMM and token; and "
-        "llama.cpp's log on stderr",
+    add_detail(
+        parser,
+        "every failure, note and figure",
+        "a line for each tensor, GEMM and token, and the output of llama.cpp and of your own kernel",
     )
     add("-x", "--exitfirst", action="store_true", help="stop at the first failure that no waiver covers")
     add(
@@ -281,7 +280,8 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "threads": args.threads or cores(), "seed": fresh_seed() if args.seed is None else args.seed,
         "tensor": args.tensor, "time_limit": args.time_limit,
-        "verbose": args.verbose, "progress": args.progress == "always" or (args.progress == "auto" and on_terminal()),
+        "verbose": args.detail > 1,
+        "progress": args.progress == "always" or (args.progress == "auto" and on_terminal() and args.detail >= 0),
         "budget": args.budget,
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
         "thorough": args.thorough, "require_coverage": args.require_coverage, "order": args.order,
@@ -322,7 +322,7 @@ def run(argv: list[str]) -> int:
     """`gguf-verify [verify] …`; returns the exit code. Raises HarnessError."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    with internal_errors(args.verbose), sandboxed(args.sandbox, args.kernel_memory):
+    with internal_errors(args.detail > 0), sandboxed(args.sandbox, args.kernel_memory):
         from .runs.verify import run_verify  # late: half a second
 
         return run_verify(args)

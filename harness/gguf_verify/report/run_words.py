@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+from ..checks import BYTES
 from ..results.costs import TextCost
 from ..results.failures import CULPRITS, Failure, Unverified
 from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
+from ..support.errors import Culprit
 from ..support.text import counted, printable
 from .shades import rank
 
@@ -76,6 +79,65 @@ def failing(report: Report) -> list[str]:
     for rung in report.rungs:
         totals.update(rung.failing)
     return [tensor for tensor, _ in totals.most_common() if tensor]
+
+
+class Cause(NamedTuple):
+    """The cause of a mismatch.
+
+    Args:
+        words: the cause; the ids of faults where some are known.
+        fix: what to do about it; "" if that is not known.
+        first: the first failure, in words.
+        id: what `gguf-verify explain` takes.
+    """
+
+    words: str
+    fix: str
+    first: str
+    id: str
+
+
+#: Fixes that a line has room for.
+_MOST_FIXES = 2
+
+
+def cause(report: Report) -> Cause:
+    """The cause of the most important mismatch of a run that has failures."""
+    failure = next((failure for _, failure in report.failures), None)
+    first = "" if failure is None else printable(failure.what, 300)
+    found = next((diagnosis for _, diagnosis in report.diagnosed), None)
+    if found is None:
+        culprit: Culprit = failure.culprit if failure is not None else next(iter(report.culprits), "kernel")
+        if failure is None or not failure.cause:
+            return Cause(f"{CULPRITS[culprit]} is at fault", "", first, culprit)
+        return Cause(printable(failure.cause, 300), "", "", culprit)
+    if found.definitions:  # the first line holds the advice
+        return Cause(printable(found.lines[0] if found.lines else found.verdict, 600), "", "", found.culprit)
+    if found.faults:
+        names = [*dict.fromkeys(fault.id for fault in found.faults)]
+        fixes = [*dict.fromkeys(printable(fault.fix, 300) for fault in found.faults)]
+        return Cause(" or ".join(names), "; or: ".join(fixes[:_MOST_FIXES]), first, names[0])
+    words, _, fix = printable(found.lines[0] if found.lines else "", 300).partition(". Fix: ")
+    if found.verdict == "unknown":
+        words = "cause unknown"
+    return Cause(words or found.verdict, fix, first, found.culprit)
+
+
+def extent(report: Report) -> str:
+    """How many of the matrices of the rungs that failed have failures, in parentheses; "" if they have no names."""
+    rungs = [rung for rung in report.rungs if rung.n_failures]
+    wrong = {*failing(report)}
+    known = wrong | {record.tensor for rung in rungs for record in rung.details if hasattr(record, "tensor")}
+    noun = "tensors" if {rung.name for rung in rungs} == {BYTES} else "matrices"
+    return f" ({len(wrong):,} of {counted(len(known), noun)})" if wrong else ""
+
+
+def first_left(report: Report) -> str:
+    """The first reason why not everything was verified; "" if none is known."""
+    faults = [f"{rung.name}: {rung.fault}" for rung in report.rungs if rung.fault]
+    left = [f"{rung.name}: {left.title}: {left.why}" for rung in report.rungs for left in rung.unverified]
+    missing = [place.words for place in report.not_run]
+    return next((printable(words, 300) for words in (report.unfinished, *faults, *left, *missing) if words), "")
 
 
 def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | None:

@@ -40,7 +40,8 @@ class Form:
 
     Args:
         suffix: of the file's name, such as ".svg"; "" at the terminal.
-        verbose: also every detail.
+        detail: -1: only the verdict, in one line; 0: what most readers need; 1: every finding, note and figure; 2: also
+            a line for each tensor, GEMM and token.
         byte_map: also every range of the file, of an audit.
         colour: with ANSI escapes, for a terminal.
         blocks: draw with block characters.
@@ -48,11 +49,26 @@ class Form:
     """
 
     suffix: str = ""
-    verbose: bool = False
+    detail: int = 0
     byte_map: bool = False
     colour: bool = False
     blocks: bool = False
     width: int | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Only the verdict is shown."""
+        return self.detail < 0
+
+    @property
+    def verbose(self) -> bool:
+        """Every finding, note and figure is shown."""
+        return self.detail > 0
+
+    @property
+    def whole(self) -> bool:
+        """Each tensor, GEMM and token has a line."""
+        return self.detail > 1
 
 
 Render = Callable[[Any, Form], str | bytes]

@@ -84,12 +84,17 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
         return not self.unreachable and not self.impossible
 
     @property
+    def what(self) -> str:
+        """What did not happen there."""
+        return "went one way only" if self.branch else "never ran"
+
+    @property
     def words(self) -> str:
         """The place and the text in one line."""
         place = f"{self.file}:{self.line}" + (f"–{self.last}" if self.last > self.line else "")
         why = f" (unreachable, says its author: {self.unreachable})" if self.unreachable else ""
         why = f" (impossible: {self.impossible})" if self.impossible else why
-        return f"{place} {'went one way only' if self.branch else 'never ran'}: {self.source}{why}"
+        return f"{place} {self.what}: {self.source}{why}"
 
 
 class CodeCoverage(msgspec.Struct, frozen=True, kw_only=True):

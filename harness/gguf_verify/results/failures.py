@@ -36,6 +36,11 @@ class Frame(msgspec.Struct, frozen=True):
     own: bool
 
 
+def frames_of(error: KernelFault) -> tuple[Frame, ...]:
+    """The lines of source of a fault."""
+    return tuple(Frame(*frame) for frame in error.trace)
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A failure, with everything needed to examine it.
 
@@ -56,7 +61,8 @@ class Failure(msgspec.Struct, frozen=True):
         cause: identifies failures of the same cause, of which a rung records only the first; "" for a failure by
             itself.
         call: the kernel's call that failed, if it is of one.
-        trace: the frames of the exception that the kernel raised, outermost first.
+        trace: the frames of the exception that the kernel raised, outermost first; or the lines at which a checked
+            build found something.
     """
 
     what: str
@@ -90,7 +96,7 @@ class Failure(msgspec.Struct, frozen=True):
         """A failure of a kernel that gave no output."""
         return cls(
             what, tensor, matrix=matrix, culprit=error.culprit, cause=error.cause, call=error.call,
-            trace=tuple(Frame(*frame) for frame in error.trace),
+            trace=frames_of(error),
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..kernels.tasks import Task
 from ..results.calls import Call
-from ..results.failures import Failure
+from ..results.failures import Failure, frames_of
 from ..results.options import Options
 from ..results.rungs import RungResult
 from ..semantics.exact import product
@@ -157,7 +157,9 @@ def check_schedules(
                 failed.add(kind)
                 name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
                 where = f"{name}: at {m} tokens, N = {n}, K = {k}"
-                result.fail(Failure(f"{where}: {found}", matrix.tensor.name, matrix=number, call=this))
+                result.fail(
+                    Failure(f"{where}: {found}", matrix.tensor.name, matrix=number, call=this, trace=frames_of(found))
+                )
                 from ..diagnosis.experiments import Experiments
 
                 tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), rows, x, run.options.threads)

@@ -12,6 +12,7 @@ from gguf_verify.cli.common import (
     MOST_THREADS,
     Parser,
     add_common,
+    add_detail,
     add_prompt,
     add_reports,
     asked_for,
@@ -120,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="let llama.cpp repack the weights, as it does by default; repacking crashes on some machines",
     )
     add("-x", "--exitfirst", action="store_true", help="stop at the first wrong node")
-    add("-v", "--verbose", action="store_true", help="show every recorded node, and llama.cpp's log on stderr")
+    add_detail(parser, "every recorded node", "llama.cpp's log")
     add_reports(parser, Kind.GRAPH)
     add_common(parser)
     return parser
@@ -141,7 +142,7 @@ def run(argv: list[str]) -> int:
     from ..verification import check_pattern, verify_graph
 
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose):
+    with internal_errors(args.detail > 0):
         check_ranges(
             ("-t", args.threads, 0, MOST_THREADS),
             ("-n", args.n_predict, 0, _MOST_TOKENS),
@@ -171,12 +172,12 @@ def run(argv: list[str]) -> int:
             repack=args.repack,
             time_limit=args.time_limit,
             exit_first=args.exitfirst,
-            verbose=args.verbose,
-            progress=on_terminal(),
+            verbose=args.detail > 1,
+            progress=on_terminal() and args.detail >= 0,
             sandbox=args.sandbox,
         )
         report = verify_graph(args.model, options, spell(argv))
-        return deliver(Kind.GRAPH, report, report.exit_code, form(args.verbose), files)
+        return deliver(Kind.GRAPH, report, report.exit_code, form(args), files)
 
 
 COMMAND = Command("backend", "judge every operation of llama.cpp's graph, on any of its devices", build_parser, run)

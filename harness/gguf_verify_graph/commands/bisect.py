@@ -11,10 +11,12 @@ from gguf_verify.backend_results import PROMPT
 from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
     Parser,
+    add_detail,
     add_reports,
     asked_for,
     check_ranges,
     deliver,
+    form,
     internal_errors,
     prompt_of,
     spell,
@@ -113,7 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds that installing a version may take (default: %(default)g)",
     )
     add_reports(parser, Kind.BISECTION)
-    add("-v", "--verbose", action="store_true", help="show the traceback of an internal error")
+    add_detail(parser, "the traceback of an internal error")
     return parser
 
 
@@ -122,7 +124,7 @@ def run(argv: list[str]) -> int:
     from ..bisection.bisect import Plan, bisect
 
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose):
+    with internal_errors(args.detail > 0):
         check_ranges(("--run-limit", args.run_limit, 1, _LONGEST), ("--install-limit", args.install_limit, 1, _LONGEST))
         files = asked_for(args, Kind.BISECTION)
         prompt = _check_passed_to_verify(args) if args.nvrtc else _check_passed(args)
@@ -149,7 +151,7 @@ def run(argv: list[str]) -> int:
         except KeyboardInterrupt:
             say(f"results so far are kept in {printable(str(keep), 200)}: run the same command to continue")
             raise
-        return deliver(Kind.BISECTION, found, found.exit_code, files=files)
+        return deliver(Kind.BISECTION, found, found.exit_code, form(args), files)
 
 
 def _device(args: argparse.Namespace) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from gguf_verify.report.terminal.console import BAD, GOOD, STYLES, WARN, capped, rendered, said
+from gguf_verify.report.terminal.console import BAD, GOOD, STYLES, WARN, capped, rendered, said, verdict_line
 from gguf_verify.report.writer import Form
-from gguf_verify.support.text import printable
+from gguf_verify.support.text import counted, printable
 
 from ..compare import Change, Comparison
-from ..records import Key, Night, Outcome
+from ..records import EXIT_CODES, Cell, Key, Night, Outcome
 from ..significance import LEAST_NIGHTS
 from ..summary import NightReport
 
@@ -20,13 +20,13 @@ MOST_LINES = 20
 
 
 def render(report: NightReport, form: Form) -> str:
-    """Return the result of a night."""
-    return rendered(night_lines(report.night), form)
+    """Return the cells of a night that are not verified, and in the last line its verdict."""
+    return rendered(night_lines(report.night, None if form.verbose else MOST_LINES), form)
 
 
 def render_comparison(found: Comparison, form: Form) -> str:
-    """Return the differences between two nights."""
-    return rendered(comparison_lines(found), form)
+    """Return the differences between two nights, and in the last line whether the later one is worse."""
+    return rendered(comparison_lines(found, None if form.verbose else MOST_LINES), form)
 
 
 def render_history(nights: Mapping[str, Night], form: Form) -> str:
@@ -38,15 +38,39 @@ def render_history(nights: Mapping[str, Night], form: Form) -> str:
     return rendered(map(Text, lines or ["no night has been run"]), form)
 
 
-def night_lines(night: Night) -> Iterator[Text]:
-    """The counts, and each cell that is not verified."""
+def night_lines(night: Night, most: int | None = MOST_LINES) -> Iterator[Text]:
+    """The counts, each cell that is not verified, the worst first, and the verdict; `most`: lines of cells."""
     yield Text(head(night))
-    bad = [cell for cell in night.cells.values() if cell.outcome is not Outcome.VERIFIED]
+    bad = sorted((cell for cell in night.cells.values() if not cell.verified), key=lambda cell: _rank(cell.outcome))
     lines = [
         said((cell.outcome.upper(), STYLES.get(cell.outcome, WARN)), f" {_name(cell.key)}: {_shown(cell.reason)}")
         for cell in bad
     ]
-    yield from capped(lines, MOST_LINES)
+    yield from capped(lines, len(lines) if most is None else most)
+    yield _verdict(night, bad[0] if bad else None)
+
+
+#: Outcomes that `gguf-verify explain` explains.
+_EXPLAINED = (Outcome.MISMATCH, Outcome.UNVERIFIED, Outcome.BROKEN_OFF)
+
+
+def _rank(outcome: Outcome) -> int:
+    """Of the outcomes that decide the exit code of a night, the first is the worst; a waived cell is the least."""
+    return [*EXIT_CODES, outcome].index(outcome)
+
+
+def _verdict(night: Night, worst: Cell | None) -> Text:
+    """The worst outcome, the number of cells, and the worst cell with its reason."""
+    counts = f": night {night.number}: {sum(cell.verified for cell in night.cells.values())} of "
+    counts += f"{counted(len(night.planned), 'cells')} verified"
+    if (night.missing or not night.cells) and (worst is None or worst.outcome is Outcome.WAIVED):
+        return verdict_line(("NOT FINISHED", WARN), counts)
+    if worst is None:
+        return verdict_line(("VERIFIED", GOOD), counts)
+    outcome = worst.outcome
+    more = f"gguf-verify explain {outcome.replace(' ', '-')}" if outcome in _EXPLAINED else ""
+    first = f"{_name(worst.key)}: {_shown(worst.reason)}"
+    return verdict_line((outcome.upper(), STYLES.get(outcome, WARN)), counts, ("first", first), ("more", more))
 
 
 def head(night: Night) -> str:
@@ -63,8 +87,8 @@ def head(night: Night) -> str:
     )
 
 
-def comparison_lines(found: Comparison) -> Iterator[Text]:
-    """The differences, worst first."""
+def comparison_lines(found: Comparison, most: int | None = MOST_LINES) -> Iterator[Text]:
+    """The differences, worst first, and the verdict; `most`: lines of a kind."""
     both = f"{found.compared} cells are in both, {found.verified} of them verified in both"
     yield Text(f"night {found.new} against night {found.old}: {both}")
     if found.other_machine:
@@ -83,9 +107,24 @@ def comparison_lines(found: Comparison) -> Iterator[Text]:
         ("FASTER", GOOD, [f"{_name(s.key)}: {_shown(s.reason)}" for s in found.faster]),
     ]
     for name, style, lines in groups:
-        yield from capped([said((name, style), f" {line}") for line in lines], MOST_LINES, f"more: {name}")
+        shown = [said((name, style), f" {line}") for line in lines]
+        yield from capped(shown, len(shown) if most is None else most, f"more: {name}")
     yield from map(Text, _changed(found))
     yield from map(Text, _counts(found))
+    yield _comparison_verdict(found)
+
+
+def _comparison_verdict(found: Comparison) -> Text:
+    """Whether the later night is worse, and the first cell that is."""
+    worse = [*found.new_failures, *found.other_failures, *found.vanished]
+    nights = f": night {found.new} against night {found.old}"
+    if not found.compared and not worse:
+        return verdict_line(("NOTHING COMPARED", WARN), nights)
+    if not worse:
+        failing = len(found.still_failing) + len(found.other_outcome)
+        told = f", {failing:,} still failing" if failing else ""
+        return verdict_line(("NOT WORSE", WARN if failing or found.drift or found.slower else GOOD), nights + told)
+    return verdict_line(("WORSE", BAD), f"{nights}: {counted(len(worse), 'cells')}", ("first", _change(worse[0])))
 
 
 def _counts(found: Comparison) -> Iterator[str]:

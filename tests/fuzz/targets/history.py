@@ -77,7 +77,7 @@ def check_file(path: Path) -> None:
             assert set(whole.cells) <= set(whole.planned)
             history.fingerprint(night.number)
             history.seconds(night.config)
-            shown += terminal(NightKind.NIGHT, NightReport((whole,)), Form(verbose=True))
+            shown += terminal(NightKind.NIGHT, NightReport((whole,)), Form(detail=2))
         if len(nights) > 1:
             shown += terminal(NightKind.COMPARISON, compare(nights[1:], nights[1], nights[0]), Form())
         assert all(isinstance(name, str) and isinstance(number, int) for name, number in pins.items())

@@ -118,7 +118,7 @@ def check(folder: Path, data: bytes) -> None:
         for writer in writers(kind):
             if any(suffix in (".png", ".svg", ".pdf") for suffix in writer.suffixes):
                 continue  # pictures
-            text = writer.renders[kind](result, Form(suffix="", verbose=True))
+            text = writer.renders[kind](result, Form(suffix="", detail=2))
             if isinstance(text, str):
                 check_text(writer, kind, text)
 

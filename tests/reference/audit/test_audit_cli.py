@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from gguf_verify.support.errors import UsageError
 from tests.support import corpus
 from tests.support.audits import TINY, run
 from tests.support.processes import children, wait_until
-from tests.support.shown import json_of, text_of, written
+from tests.support.shown import json_of, last_line, text_of, written
 from tests.support.tools import FIXTURES, ROOT, command_here, patched_block, split_model
 
 SCRIPT = ROOT / "scripts" / "audit_layout.py"
@@ -46,7 +47,7 @@ def test_a_clean_file(tmp_path: Path) -> None:
     done = cli(Q4_0, "--json", report)
     assert (done.returncode, done.stderr) == (0, "")
     for said in ("CLEAN in", "each owned by one field: 100 %", "100 % of 81,920", "gguf-py     accepted, 30 tensors",
-                 "llama.cpp   accepted and loaded, 30 tensors", "0 errors, 0 warnings, 0 notes"):  # fmt: skip
+                 "llama.cpp   accepted and loaded, 30 tensors", "no errors, no warnings\n"):  # fmt: skip
         assert said in done.stdout
     assert json.loads(report.read_text())["verdict"] == "clean"
 
@@ -236,8 +237,34 @@ def test_no_warning_stands_beside_clean(tmp_path: Path) -> None:
         assert (result.exit_code, result.verdict) == (0, "warnings")
         text = text_of(Kind.AUDIT, result)
         assert "CLEAN" not in text
-        assert text.splitlines()[0].startswith("WARNINGS: ")
-        assert "no errors, but 1 warning" in text.splitlines()[0]
+        assert last_line(text).startswith("WARNINGS in ")
+        assert "no errors, but 1 warning; 1 note · first: " in last_line(text)
+
+
+def test_findings_of_one_rule_are_one_entry(tmp_path: Path) -> None:
+    """With the number of tensors and blocks, the share of each type, the worst tensor, and whether it matters."""
+    path = TINY["Q4_0"]
+    for i, tensor in enumerate(("blk.0.attn_q", "blk.1.attn_k", "blk.1.attn_k", "blk.2.ffn_up")):
+        path = patched_block(path, tmp_path / f"{i}.gguf", f"{tensor}.weight", i, 1, 0, b"\x01\x00")
+    result = run(path, readers=False, llama=False)
+    text = text_of(Kind.AUDIT, result)
+    named = [line for line in text.splitlines() if "GGUF-103" in line]
+    assert named == ["note    GGUF-103-scale-subnormal: 3 tensors, 4 blocks; Q4_0 under 0.1 % of its blocks"]
+    assert "the worst: blk.1.attn_k.weight (Q4_0), 2 of 1,024 blocks (0.2 %)\n" in text
+    assert text.count("found 1 block of 'blk.0.attn_q.weight' (Q4_0) has a subnormal scale") == 1
+    assert "Nothing needs to be done unless a kernel loses these blocks." in text
+    assert last_line(text).endswith(": no errors, no warnings; not compared with llama.cpp; 3 notes")
+    assert text_of(Kind.AUDIT, result, detail=1).count("GGUF-103-scale-subnormal at bytes") == 3
+    assert text_of(Kind.AUDIT, result, detail=-1) == f"{last_line(text)}\n"
+
+
+def test_the_most_severe_finding_is_in_the_last_line(tmp_path: Path) -> None:
+    path = patched_block(TINY["Q4_0"], tmp_path / "a.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x01\x00")
+    path = patched_block(path, tmp_path / "b.gguf", "blk.1.attn_q.weight", 0, 0, 0, b"\x00\x7c")
+    line = last_line(text_of(Kind.AUDIT, run(path, readers=False, llama=False)))
+    assert re.match(r"WRONG in [\d.]+ s: 1 error; 1 note · first: GGUF-100-scale-not-finite at bytes \d+-\d+ · ", line)
+    assert " · fix: Check the source model for weights beyond 65504; quantize or download it again · " in line
+    assert line.endswith(" · more: gguf-verify explain GGUF-100-scale-not-finite")
 
 
 def test_one_notation_for_bytes(tmp_path: Path) -> None:

@@ -85,14 +85,14 @@ def test_the_report_fits_in_100_columns() -> None:
     """Except for names, whose length is unlimited, and the list of what a system's sandbox lacks."""
     free = ("file  ", "CLEAN: ", "sandbox  ")
     for path in (TINY["Q4_0"], TINY["Q5_1"], TINY["F16"]):
-        for line in text_of(Kind.AUDIT, run(path, readers=False), verbose=True).splitlines():
+        for line in text_of(Kind.AUDIT, run(path, readers=False), detail=2).splitlines():
             assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith(free), line
 
 
 def test_colour_only_on_request(tmp_path: Path) -> None:
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     result = run(path, readers=False)
-    assert "\x1b" not in text_of(Kind.AUDIT, result, verbose=True, byte_map=True)
+    assert "\x1b" not in text_of(Kind.AUDIT, result, detail=2, byte_map=True)
     assert "\x1b[1;31merror" in text_of(Kind.AUDIT, result, colour=True)
 
 
@@ -114,7 +114,7 @@ def test_the_json_holds_the_documented_keys(tmp_path: Path) -> None:
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     x = np.full((2, 32), np.nan, np.float32)
     path = write_model(tmp_path / "m.gguf", {"\x1b[31mred\u202e": (x, "F32")})
-    text = text_of(Kind.AUDIT, run(path), verbose=True, byte_map=True)
+    text = text_of(Kind.AUDIT, run(path), detail=2, byte_map=True)
     assert text.replace("\n", "").isprintable()
     assert "\\x1b[31mred\\u202e" in text
 

@@ -74,7 +74,7 @@ def test_reports_count_omitted_parts(tmp_path: Path) -> None:
     }  # fmt: skip
     assert len(made["tensors"]) == MOST_TENSORS
     assert json.dumps(made)
-    text = text_of(Kind.AUDIT, result, verbose=True, byte_map=True)
+    text = text_of(Kind.AUDIT, result, detail=2, byte_map=True)
     assert f"… and {n - 1000:,} more tensors" in text
     assert f"… and {ranges - 20_000:,} more ranges" in text
 

@@ -25,6 +25,7 @@ from tests.support import corpus
 from tests.support.audits import TINY, ids, rule
 from tests.support.processes import children, wait_until
 from tests.support.range_server import Server, served
+from tests.support.shown import last_line
 
 #: More than any audit here may fetch from a server that sends without end: buffers of sockets hold some of it.
 SOME = 8 << 20
@@ -52,9 +53,9 @@ def test_the_report_states_its_sample(tmp_path: Path) -> None:
         url = server.url("/a/m%1b[31m.gguf?signature=SECRET").replace("//", "//user:PASSWORD@")
         done = cli("audit", url, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--strict")
     assert (done.returncode, done.stderr) == (5, "")
-    first = done.stdout.splitlines()[0]
-    assert re.match(r"CLEAN IN THE SAMPLE: .* of the header and of [\d,]+ of 83,712 blocks \(\d\d\.\d\d %\)", first)
-    assert "not of the whole file" in first
+    verdict = last_line(done.stdout)
+    assert re.match(r"CLEAN IN THE SAMPLE in .* of the header and of [\d,]+ of 83,712 blocks \(\d\d\.\d\d %\)", verdict)
+    assert "not of the whole file" in verdict
     assert not re.search(r"CLEAN(?! IN THE SAMPLE)", done.stdout)
     assert "\x1b" not in done.stdout
     made = json.loads((tmp_path / "a.json").read_text())
@@ -338,7 +339,8 @@ def test_the_hub(tmp_path: Path) -> None:
         options = ("--no-llama", "--no-readers", "--json", tmp_path / "a.json")
         done = cli("audit", "hf://owner/repo/folder/m.gguf", *options, **environment)
         assert (done.returncode, done.stderr) == (5, "")
-        assert done.stdout.startswith("CLEAN IN THE SAMPLE: hf://owner/repo/folder/m.gguf: ")
+        assert "file        hf://owner/repo/folder/m.gguf · " in done.stdout
+        assert last_line(done.stdout).startswith("CLEAN IN THE SAMPLE in ")
         assert "SECRET" not in done.stdout + (tmp_path / "a.json").read_text()
         assert {a.authorization for a in hub.asked if "resolve" in a.path} == {"Bearer hf_SECRET"}
         assert {a.authorization for a in cdn.asked} == {None}

@@ -364,7 +364,7 @@ def test_no_warning_of_numpys(fmt: BlockFormat, tmp_path: Path, rng: np.random.G
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = run(path, readers=False, source=source)
-        text_of(Kind.AUDIT, result, verbose=True)
+        text_of(Kind.AUDIT, result, detail=2)
         json_of(Kind.AUDIT, result)
         report = bytes_rung(path)
     bad = 8 if fmt.has_min else 4

@@ -66,7 +66,7 @@ def test_exit_codes_of_the_corpus(entry: corpus.Entry, tmp_path: Path) -> None:
         )
         ours = [f for f in result.findings if int(f.id[5:8]) < 100]
         assert [f.id for f in ours] == ([] if entry.slug is None else [rule(entry.slug)])
-        text = text_of(Kind.AUDIT, result, verbose=True, byte_map=True)
+        text = text_of(Kind.AUDIT, result, detail=2, byte_map=True)
         assert text.replace("\n", "").isprintable()
         json_of(Kind.AUDIT, result)
 

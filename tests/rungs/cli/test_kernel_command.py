@@ -17,6 +17,7 @@ from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign.cuda import CudaKernels
 from gguf_verify.rungs import drawn as drawing
 from gguf_verify.support.errors import EnvironmentFault, UsageError
+from tests.support.shown import last_line
 from tests.support.tools import FIXTURES, ROOT, flat
 
 NUMPY = f"{ROOT / 'examples' / 'numpy_q4_0.py'}:gemm"
@@ -38,6 +39,7 @@ OF_Q4_1 = """
 import numpy as np
 
 from gguf_verify import kernel
+from tests.support.shown import last_line
 
 Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
 Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
@@ -71,8 +73,9 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
     asked = ["--type", "Q4_0", "-M", "2,9", "-N", "5", "-K", "64", "--probes", "brief"]
     files = ["--json", str(out), "--html", str(page), "--markdown", str(summary)]
     assert main(["kernel", NUMPY, *asked, *files]) == 0
-    shown = flat(capsys.readouterr().out)
-    assert shown.startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
+    out_text = capsys.readouterr().out
+    shown = flat(out_text)
+    assert last_line(out_text).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
     assert "on random data (no model): Q4_0: M×N×K = 2×5×64; Q4_0: M×N×K = 9×5×64" in shown
     assert "quantized by llama.cpp" in shown
     report = json.loads(out.read_text())
@@ -114,7 +117,9 @@ def test_without_llama_cpp_the_exact_product_judges(
     assert main(["kernel", NUMPY, *asked]) == 0
     captured = capsys.readouterr()
     assert "llama.cpp is not installed, so the kernel is not compared with it" in captured.err
-    assert flat(captured.out).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (not compared with llama.cpp; brief) in")
+    assert last_line(captured.out).startswith(
+        "VERIFIED ON RANDOM DATA (NO MODEL) (not compared with llama.cpp; brief) in"
+    )
     report = json.loads(out.read_text())
     assert report["drawn"]["compared"] is False
     assert report["environment"]["versions"]["llama_cpp"] == "not asked"

@@ -13,7 +13,7 @@ from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.foreign.template import SEMANTICS, Template
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.declared import declared
-from tests.support.tools import flat
+from tests.support.shown import last_line
 
 #: Whether a definition of half activations exists: 2 bytes a value.
 HALVES = declared("f32", takes="float16", output="float16").bytes_of(np.zeros((1, 32), np.float32)).shape == (1, 64)
@@ -29,7 +29,7 @@ def test_a_new_kernel_is_written_and_verified(
     assert main(["new-kernel", "my.cu", "--host", "cpu"]) == 0
     captured = capsys.readouterr()
     assert "wrote q4_0.cuh, my.cu; now: gguf-verify kernel my.cu:gemm --host cpu" in captured.err
-    assert flat(captured.out).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
+    assert last_line(captured.out).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["new-kernel", "my.cu", "--type", "Q8_0"]) == 2
     assert "my.cu exists and is not overwritten" in capsys.readouterr().err

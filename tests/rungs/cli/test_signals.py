@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import any_works, children, gone, wait_until
+from tests.support.shown import last_line
 from tests.support.tools import FIXTURES, ROOT
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
@@ -173,7 +174,7 @@ def test_while_llama_works(start: Callable[..., Command], number: signal.Signals
     code, shown, errors = command.ends(number)
     assert code == expected(number)
     assert errors.startswith(f"gguf-verify: interrupted by {number.name}")
-    assert not shown or shown.startswith("INTERRUPTED in ")
+    assert not shown or last_line(shown).startswith("INTERRUPTED in ")
     check_report(command, number)
 
 
@@ -237,7 +238,7 @@ def test_what_a_killed_run_left_goes_with_the_next(start: Callable[..., Command]
     assert wait_until(lambda: bool(later.descendants()))
     code, shown, _ = later.ends(signal.SIGHUP)
     assert code == 0
-    assert shown.startswith("VERIFIED")
+    assert last_line(shown).startswith("VERIFIED")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +268,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.
 SHOWS = """
 import signal
 from gguf_verify.cli import main
+from tests.support.shown import last_line
 main(["explain", "launch-past-limit"])
 ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
 print(sorted(map(int, ignored - {signal.SIGPIPE, signal.SIGXFSZ})), signal.pthread_sigmask(0, ()))

@@ -217,8 +217,7 @@ def test_reports(
         assert (first.row, first.token, first.block) == place
     for line in lines:
         assert line in shown
-    answer = shown[: shown.index("FAILED")].splitlines()
-    assert len(answer) <= 28
+    assert len(shown[shown.index("DIAGNOSIS") :].splitlines()) <= 28
 
 
 def test_an_order_does_not_hide_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,7 +276,7 @@ def test_the_header_says_where_it_runs(example: str) -> None:
     """By its file and symbol, and in lines that fit a terminal; the headline is one line, however long."""
     options = Options(probes="brief", progress=False, tensor="blk.0.attn_k")
     report = verify(Q4_0, f"{EXAMPLES / example}", CpuHost(1), ["blocks"], options)
-    shown = text_of(Kind.RUN, report, width=80, verbose=True)
+    shown = text_of(Kind.RUN, report, width=80, detail=2)
     # this machine's processor and compiler may have names of any length, and are wrapped as a whole
     assert max(map(len, shown.splitlines()[1:])) <= 80
     header, whole = flat(shown).split(" versions ")

@@ -314,8 +314,8 @@ def test_whole_run() -> None:
     assert [rung.name for rung in report.rungs] == ["bytes", "values"] == list(rungs_for("dequantize"))
     assert (report.exit_code, report.environment.kernel.computes) == (1, "dequantize")
     assert "--rungs values" in report.repeat_of()
-    for verbose in (False, True):
-        said = flat(text_of(Kind.RUN, report, verbose=verbose))
+    for detail in (0, 2):
+        said = flat(text_of(Kind.RUN, report, detail=detail))
         assert "FAILED values: blk.0.attn_k.weight row 0 block 0: value" in said
     assert json_of(Kind.RUN, report)["environment"]["kernel"]["computes"] == "dequantize"
     assert "nibbles_in_turn" in str(written("--html", Kind.RUN, report))

@@ -458,7 +458,7 @@ def test_a_shape_that_is_not_tried_is_in_reports(tmp_path: Path) -> None:
     assert rung.verdict == "passed"
     (why,) = (why for what, why in rung.envelopes[0].not_covered if what.endswith(": if shape.m > 9999: pass"))
     assert why.startswith("it needs a call of M=9998, N=256, K=256: 656,293,888 multiply-adds, more than 268,435,456")
-    assert f"if shape.m > 9999: pass ({why})" in text_of(Kind.RUN, report, verbose=True, width=1000)
+    assert f"if shape.m > 9999: pass ({why})" in text_of(Kind.RUN, report, detail=2, width=1000)
 
 
 def test_calls_of_python_are_limited_by_what_they_compute(model: Model, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs import sampling
 from gguf_verify.verification import verify
-from tests.support.shown import json_of, text_of
+from tests.support.shown import json_of, last_line, text_of
 from tests.support.tools import FIXTURES
 
 MODEL = FIXTURES / "tiny-Q4_0.gguf"
@@ -63,8 +63,8 @@ def test_a_right_kernel_is_verified_and_says_what_a_sample_can_miss() -> None:
     )
     assert list(sampled) == ["blocks", "layers", "tokens"]
     assert all(0 < part.alone < part.of for part in sampled.values())
-    shown = text_of(Kind.RUN, report, verbose=True)
-    assert shown.startswith("VERIFIED (tensors 'blk.1.ffn_up'; brief; 2 of 32 tokens; sampled: misses ")
+    shown = text_of(Kind.RUN, report, detail=2)
+    assert last_line(shown).startswith("VERIFIED (tensors 'blk.1.ffn_up'; brief; 2 of 32 tokens; sampled: misses ")
     assert "every output, one by one (in part): " in shown
     assert json_of(Kind.RUN, report)["rungs"][1]["sampled"]["what"] == "blocks"
 

@@ -14,7 +14,7 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.rungs.layers.probes.limits import Limit, Refusal, limit_of, record_limit
 from gguf_verify.support.errors import UsageError
 from tests.support.nights import run_result
-from tests.support.shown import text_of
+from tests.support.shown import last_line, text_of
 
 EVERYTHING = Domain()
 
@@ -64,7 +64,7 @@ def test_a_limit_beyond_what_models_have_is_verified_up_to_there() -> None:
     record_limit(report.rungs[2], Limit("M", 65_535, "its grid is too large"), "Q4_0", "blk.0.attn_q.weight")
     assert (report.exit_code, headline(report)) == (0, "VERIFIED up to M = 65,535")
     shown = text_of(Kind.RUN, report, width=80)
-    assert shown.startswith("VERIFIED up to M = 65,535 in ")
+    assert last_line(shown).startswith("VERIFIED up to M = 65,535 in ")
     assert "limit: Q4_0: its grid is too large. It is verified up to M = 65,535" in " ".join(shown.split())
     assert "domain = { M = { most = 65535 } }, or use another grid" in " ".join(shown.split())
 

@@ -27,7 +27,7 @@ from gguf_verify.support.errors import VerificationError
 from tests.support.graph_records import VERDICTS, graph, graphs, left, named, operation, wrong_node
 from tests.support.nights import HOSTILE, SCRIPT
 from tests.support.sarif_subset import SCHEMA as SARIF
-from tests.support.shown import text_of, written
+from tests.support.shown import last_line, text_of, written
 
 #: What no text may hold: XML cannot, or a terminal acts on it.
 ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2066\ufffe\udc80]")
@@ -282,7 +282,11 @@ def test_in_python(name: str) -> None:
     report = graphs()[name]
     assert bool(report) == (report.exit_code == 0)
     assert repr(report).startswith(f"<GraphReport: {report.verdict}; CUDA0; ")
-    assert f"{report}\n" == text_of(Kind.GRAPH, report)
+    text = text_of(Kind.GRAPH, report)
+    assert f"{report}\n" == text
+    assert last_line(text).startswith(f"{report.verdict.upper()}: ")
+    assert (f"repeat with: {report.command}\n" in text) == bool(report.exit_code)
+    assert text_of(Kind.GRAPH, report, detail=-1) == f"{last_line(text)}\n"
     assert report.to_dict() == of_graph(report) == json.loads(report.to_json())
     assert report.verdict in report._repr_html_()
     if report:

@@ -60,7 +60,7 @@ def test_every_form_has_what_is_declared_and_what_was_skipped() -> None:
     report.environment = msgspec.structs.replace(report.environment, kernel=declared)
     # heat maps are pictures of one rung, and annotations say nothing of a pass
     lists = [w for w in writers(Kind.RUN) if not w.rung and w.flag != "--annotations"]
-    forms = {writer.flag: writer.renders[Kind.RUN](report, Form(verbose=True)) for writer in lists}
+    forms = {writer.flag: writer.renders[Kind.RUN](report, Form(detail=2)) for writer in lists}
     assert len(forms) > 5
     assert "q8_1, sums in halves" in report._repr_html_()
     assert [flag for flag, text in forms.items() if "sums in halves" not in str(text)] == []

@@ -265,7 +265,8 @@ def test_junit_of_hostile_names() -> None:
 def test_lines_of_a_night() -> None:
     lines = [*map(str, night_lines(history()[-1]))]
     assert "24 cells, 21 verified, 1 mismatch, 1 crashed, 1 not run" in lines[0]
-    assert [line.split(" ")[0] for line in lines[1:]] == ["MISMATCH", "CRASHED"]
+    assert [line.split(" ")[0] for line in lines[1:]] == ["MISMATCH", "CRASHED", "MISMATCH:"]
+    assert lines[-1].startswith(f"MISMATCH: night 20: 21 of 24 cells verified · first: {lines[1][9:]} · more: ")
     for line in map(str, night_lines(hostile_night().night)):
         assert not re.search("[\x00-\x1f\u202e\u2066\ufffe\udc80]", line)
 
@@ -284,8 +285,8 @@ def test_lines_count_what_they_leave_out() -> None:
     listed = [keys()[0]._replace(prompt=str(i)) for i in range(100)]
     cells = {key: replace(cell, key=key, outcome=Outcome.CRASHED) for key in listed}
     lines = [*map(str, night_lines(replace(history(1)[0], planned=tuple(listed), cells=cells)))]
-    assert len(lines) == 22
-    assert lines[-1] == "… and 80 more"
+    assert len(lines) == 23
+    assert lines[-2] == "… and 80 more"
 
 
 def test_markdown() -> None:

@@ -1,19 +1,24 @@
-"""A run at the terminal: recordings of what is shown, the order of a failing report, the size of a passing one."""
+"""A run at the terminal: recordings, the last line, the order of a failing report, the size of a passing one."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
+from typing import Any
 
 import msgspec
 import pytest
 
 from gguf_verify.cli import common
+from gguf_verify.cli.explain import find_explanation
 from gguf_verify.cli.runs.live import Live
 from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
+from gguf_verify.results.coverage import CodeCoverage, NeverRan
+from gguf_verify.results.diagnoses import FaultMatch
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.report import Report
 from gguf_verify.verification.climb import Failed, RungEnds
@@ -41,7 +46,8 @@ def test_a_pipe_gets_80_columns_without_colour(name: str) -> None:
     text = path_of(name).read_text(encoding="utf-8")
     assert "\x1b" not in text
     assert not re.search("[░▒▓█]", text)
-    assert max(len(line) for line in text.splitlines() if not line.startswith("repeat with: ")) <= 80
+    lines = [line for line in text.splitlines() if not line.startswith("repeat with: ")]
+    assert max(map(len, lines[:-1])) <= 80  # the last line is one line
 
 
 def test_a_terminal_gets_colour_and_its_width() -> None:
@@ -49,7 +55,7 @@ def test_a_terminal_gets_colour_and_its_width() -> None:
     assert "\x1b[1;31mMISMATCH" in wide
     assert re.sub(r"\x1b\[[0-9;]*m", "", wide) == plain
     assert "▒" in plain
-    assert 80 < max(map(len, plain.splitlines())) <= 120
+    assert 80 < max(map(len, plain.splitlines()[:-1])) <= 120
 
 
 # ---- a pass ----------------------------------------------------------------------------------------------------------
@@ -62,7 +68,7 @@ def test_a_pass_fits_a_screen(make: object, width: int) -> None:
     lines = text_of(Kind.RUN, make(), width=width).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
-    assert lines[0].startswith("VERIFIED in ")
+    assert lines[-1].startswith("VERIFIED in ")
 
 
 def test_a_pass_says_what_was_not_covered() -> None:
@@ -85,7 +91,7 @@ def test_nothing_is_lost_with_v(make: object) -> None:
     """Every note, envelope, worst, digest, failure and detail."""
     assert callable(make)
     report: Report = make()
-    text = text_of(Kind.RUN, report, verbose=True)
+    text = text_of(Kind.RUN, report, detail=1)
     for rung in report.rungs:
         for line in (*rung.notes, *rung.figures, *(w.where for w in rung.worst.values())):
             assert line in text
@@ -93,7 +99,7 @@ def test_nothing_is_lost_with_v(make: object) -> None:
             for part in (e.tokens, e.rows, e.columns, *e.values, *e.indices, *e.grids, *(w for w, _ in e.not_covered)):
                 assert part in text
         for failure in rung.failures:
-            assert failure.what in text
+            assert text.count(f"FAILED {rung.name}: {failure.what}") == 1
     of = report.environment
     for part in (*of.file.sha256, of.file.path[:200], of.host.chosen, of.versions.ggml, of.kernel.order):
         assert part in text
@@ -103,24 +109,110 @@ def test_nothing_is_lost_with_v(make: object) -> None:
 def test_a_narrow_terminal_keeps_the_columns_of_tables(make: object) -> None:
     assert callable(make)
     lines = text_of(Kind.RUN, make(), width=60).splitlines()
-    assert max(len(line) for line in lines if not line.startswith(("repeat with: ", "sha256", "  token"))) <= 60
+    assert max(len(line) for line in lines[:-1] if not line.startswith(("repeat with: ", "sha256", "  token"))) <= 60
     assert any(re.fullmatch(r"rung +verdict +checked +worst +seconds", line) for line in lines)
 
 
 # ---- a failure -------------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_comes_first() -> None:
+def test_the_answer_comes_last() -> None:
     text = "\n".join(piped(failing()))
     order = [
-        "MISMATCH in", "at fault: the kernel", "DIAGNOSIS of", "    fix: the codes of Q8_1", "  row       0 ",
+        "kernel      q8_1", "rung    verdict", "failures by tensor", "-v shows 1 more of 131,325 failures",
         "FAILED blocks: kernel: blk.1", "  got -0.0018, expected -0.0077, bound 7.9e-07", "  x-ray: d = ",
-        "failures by tensor", "repeat with: ", "rung    verdict", "-v shows 1 more of 131,325 failures",
+        "  row       0 ", "DIAGNOSIS of", "    fix: the codes of Q8_1", "at fault: the kernel", "repeat with: ",
+        "\nMISMATCH: ",
     ]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert text.count("FAILED") == 1
     assert text.count("DIAGNOSIS") == 1
+
+
+FIXES = "the codes of Q8_1 are sequential: code k belongs to value k; or: the low nibble of byte j is value j, its high"
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (passing, "VERIFIED in 6.0 s: 4 of 4 rungs passed"),
+        (failing, "MISMATCH: activations-interleaved or nibbles-in-pairs (1 of 21 matrices) · fix: "
+         f"{FIXES} nibble value j + 16 · more: gguf-verify explain activations-interleaved"),
+        (recordings.raising, "MISMATCH: ValueError at my_kernel.py:19 in helper: return w.reshape(3, 7) (3 of 21 "
+         "matrices) · more: gguf-verify explain kernel"),
+        (recordings.unverified, "BROKEN OFF in 6.0 s: 2 of 4 rungs passed · first: tokens: llama.cpp died in graft "
+         "(SIGSEGV) · more: gguf-verify explain llama.cpp"),
+        (interrupted, "INTERRUPTED in 6.0 s: 2 of 4 rungs passed · first: interrupted by SIGINT; rungs that were not "
+         "begun: tokens · more: gguf-verify explain coverage"),
+    ],
+    ids=["pass", "fail", "raises", "broken off", "interrupted"],
+)  # fmt: skip
+def test_the_last_line_says_what_to_do_and_is_all_of_q(make: Callable[[], Report], line: str) -> None:
+    assert piped(make())[-1] == line
+    assert text_of(Kind.RUN, make(), width=80, detail=-1) == f"{line}\n"
+    if " explain " in line:
+        find_explanation(line.rpartition(" ")[2])
+
+
+def diagnosed(report: Report, **fields: Any) -> str:
+    """The last line, with another diagnosis."""
+    assert report.rungs[2].diagnosis is not None
+    report.rungs[1].diagnosis = None
+    report.rungs[2].diagnosis = msgspec.structs.replace(report.rungs[2].diagnosis, **fields)
+    return piped(report)[-1]
+
+
+def test_the_last_line_of_other_diagnoses() -> None:
+    one = FaultMatch("nibbles-in-pairs", "…", "read it otherwise.", 1.0, 0.2, True)
+    known = diagnosed(failing(), faults=(one,))
+    assert known.startswith("MISMATCH: nibbles-in-pairs (1 of 21 matrices) · fix: read it otherwise · more: ")
+    advice = "it computes f32, not q8_1 as declared; declare f32"
+    other = diagnosed(failing(), verdict="another definition", faults=(), definitions=("f32",), lines=(advice,))
+    assert other == f"MISMATCH: {advice} (1 of 21 matrices) · more: gguf-verify explain kernel"
+    unknown = diagnosed(failing(), verdict="unknown", faults=(), lines=("unknown: no fault explains it",))
+    assert unknown.startswith("MISMATCH: cause unknown (1 of 21 matrices) · first: kernel: blk.1.attn_k.weight row 17")
+
+
+def test_a_map_whose_cells_are_all_wrong_is_not_drawn() -> None:
+    report = failing()
+    rung = report.rungs[2]
+    assert rung.heat_map is not None
+    rows = [[57.0] * len(row) for row in rung.heat_map.utilisation]
+    wrong = [[1] * len(row) for row in rung.heat_map.wrong]
+    rung.heat_map = msgspec.structs.replace(rung.heat_map, utilisation=rows, wrong=wrong)
+    assert "utilisation of blk.1" not in "\n".join(piped(report))
+    text = " ".join(" ".join(piped_of_unknown(report)).split())
+    assert "Every cell is wrong, with utilisation 57" in text
+    assert "token  0" not in text
+
+
+def piped_of_unknown(report: Report) -> list[str]:
+    diagnosed(report, verdict="unknown", faults=(), lines=("unknown",))
+    return piped(report)
+
+
+def test_lines_of_source_are_shown_as_compilers_do() -> None:
+    lines = piped(recordings.raising())
+    at = lines.index("    --> my_kernel.py:19 in helper")
+    assert lines[at + 1 : at + 3] == ["  19 | return w.reshape(3, 7)", "     | ^^^^^^^^^^^^^^^^^^^^^^"]
+    assert not any("tools.py" in line for line in lines)  # an installed package's
+    assert "    tools.py:3 in call: return function(x)" in text_of(Kind.RUN, recordings.raising(), detail=1)
+
+
+def test_a_branch_that_was_never_taken_is_shown_with_its_line() -> None:
+    report = passing()
+    never = NeverRan(file="k.cu", line=7, last=7, source="if (M > 5) return;", branch=True)
+    coverage = CodeCoverage(lines=9, lines_run=9, branches=4, branches_run=3, n_never=1, never=(never,) * 2)
+    kernel = msgspec.structs.replace(report.environment.kernel, coverage=coverage)
+    report.environment = msgspec.structs.replace(report.environment, kernel=kernel)
+    assert piped(report)[-6:-1] == [
+        "not run: went one way only",
+        " --> k.cu:7",
+        "7 | if (M > 5) return;",
+        "  | ^^^^^^^^^^^^^^^^^^",
+        "not run: k.cu:7 went one way only: if (M > 5) return;",
+    ]
 
 
 def test_the_activations_that_the_block_meets_stand_beside_it() -> None:
@@ -206,7 +298,7 @@ def test_an_interrupted_run_is_no_pass() -> None:
         assert (report.verdict, report.exit_code) == ("interrupted", code)
         assert report.culprits == {"coverage": 1}
         recordings_text = "\n".join(piped(report))
-        assert recordings_text.startswith("INTERRUPTED in ")
+        assert recordings_text.rpartition("\n")[2].startswith("INTERRUPTED in ")
         assert "VERIFIED" not in recordings_text
         made = json_of(Kind.RUN, report)
         assert (made["verdict"], made["ended_by"], made["not_climbed"]) == ("interrupted", name, ["tokens"])
@@ -287,15 +379,13 @@ def test_lines_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     told = captured.err.splitlines()
-    assert told[7].startswith("FAILED layers: ")
+    assert told[5].startswith("FAILED layers: ")
     assert told[-2] == "… 1 of 128,765 failures of the layers rung are shown"
     assert sum(line.startswith("FAILED") for line in told) == 2
-    assert told[:7] == [
+    assert told[:5] == [
         "bytes   passed      1.5 s, 43,008 blocks, 21 tensors, 9 outputs, 6 tokens",
         "FAILED blocks: kernel: blk.1.attn_k.weight row 17 block 3 token 0: the output is",
         "  outside the bound",
-        "  got -0.0018, expected -0.0077, bound 7.9e-07, utilisation 57",
-        "  block at byte 4150: 0c315603284d721f4469163b600d32570429",
         "… 1 of 2,560 failures of the blocks rung are shown",
         "blocks  failed      2,560 failures, 1.5 s, 43,008 blocks, 21 tensors, 9 outputs…",
     ]
@@ -312,27 +402,35 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("set_to", "form"),
+    ("set_to", "options", "form"),
     [
-        ({"COLUMNS": "132"}, Form(width=132, colour=True, blocks=True)),
-        ({"COLUMNS": "132", "NO_COLOR": "1"}, Form(width=132, blocks=True)),
-        ({"COLUMNS": "7"}, Form(width=common.LEAST_WIDTH, colour=True, blocks=True)),
-        ({"COLUMNS": "132", "TERM": "dumb"}, Form(width=132)),
+        ({"COLUMNS": "132"}, [], Form(width=132, colour=True, blocks=True)),
+        ({"COLUMNS": "132", "NO_COLOR": "1"}, [], Form(width=132, blocks=True)),
+        ({"COLUMNS": "132", "NO_COLOR": "1"}, ["--color=always"], Form(width=132, colour=True, blocks=True)),
+        ({"COLUMNS": "132"}, ["--color=never", "-vv"], Form(width=132, blocks=True, detail=2)),
+        ({"COLUMNS": "7"}, ["-q"], Form(width=common.LEAST_WIDTH, colour=True, blocks=True, detail=-1)),
+        ({"COLUMNS": "132", "TERM": "dumb"}, ["-v"], Form(width=132, detail=1)),
     ],
 )
-def test_the_form_of_a_terminal(monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], form: Form) -> None:
+def test_the_form_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], options: list[str], form: Form
+) -> None:
+    parser = common.Parser()
+    common.add_detail(parser, "more")
+    args = parser.parse_args(options)
     for name in ("NO_COLOR", "COLUMNS", "TERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in set_to.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout", Terminal())
-    assert common.form(piped_width=80) == form
+    assert common.form(args, piped_width=80) == form
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert common.form(piped_width=80) == Form(width=80)
+    piped = replace(form, width=80, colour="--color=always" in options, blocks=False)
+    assert common.form(args, piped_width=80) == piped
 
 
 def test_not_verified_lines_are_capped_and_whole_with_v() -> None:
     report = passing()
     report.rungs[2].unverified = [Unverified(f"blk.{i}.x.weight", "no kernel") for i in range(30)]
     assert "… and 20 in the layers rung" in piped(report)
-    assert "blk.29.x.weight: no kernel" in text_of(Kind.RUN, report, verbose=True)
+    assert "blk.29.x.weight: no kernel" in text_of(Kind.RUN, report, detail=2)

@@ -7,13 +7,16 @@ import sys
 from rich.text import Text
 
 from ...report.terminal.console import rendered
-from ...report.terminal.failures import Distinct, failure_lines
+from ...report.terminal.failures import Distinct, failure_sentence
 from ...report.terminal.run import rung_line
 from ...report.writer import Form
 from ...results.failures import Failure
 from ...results.rungs import RungResult
 from ...support.progress import print_above_bars
 from ...verification.climb import Event, Failed, RungEnds
+
+#: Failures of a rung that are shown while it runs.
+MOST_FAILURES = 3
 
 
 class Live:
@@ -36,10 +39,10 @@ class Live:
             self._ended(event.result)
 
     def _failed(self, result: RungResult, failure: Failure) -> None:
-        """Print a failure in the words of the report, unless it repeats one already shown."""
-        if self._distinct.adds(result, failure):
+        """Print a failure in words, unless it repeats one already shown or several are; the report has its numbers."""
+        if self._shown < MOST_FAILURES and self._distinct.adds(result, failure):
             self._shown += 1
-            self._print(rendered(failure_lines(result, failure, self._form), self._form))
+            self._print(rendered(failure_sentence(result, failure, self._form), self._form))
 
     def _ended(self, result: RungResult) -> None:
         """Print a line for the rung, after one that says how many failures were not shown."""

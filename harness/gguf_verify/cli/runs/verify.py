@@ -46,7 +46,7 @@ def run_verify(args: argparse.Namespace) -> int:
         found = identify_model(
             args.model, args.kernel, args.host, options, command=_command(args, options), ray=args.ray, jobs=args.jobs
         )
-        return deliver(kind, found, found.exit_code, form(args.verbose), files)
+        return deliver(kind, found, found.exit_code, form(args), files)
     certificate = Certificates.asked_for(args, requested_rungs(args), further(options))
     report = verify(
         args.model,
@@ -54,7 +54,7 @@ def run_verify(args: argparse.Namespace) -> int:
         args.host,
         requested_rungs(args),
         options,
-        told=shown_live(options),
+        told=shown_live(options, args),
         command=_command(args, options),
         source=args.source,
         source_text=args.source_text,
@@ -63,20 +63,20 @@ def run_verify(args: argparse.Namespace) -> int:
         ray=args.ray,
         jobs=args.jobs,
     )
-    exit_code = deliver_run(report, args.verbose, files)
+    exit_code = deliver_run(report, args, files)
     return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
 
 
-def shown_live(options: Options) -> Callable[[Event], object]:
+def shown_live(options: Options, args: argparse.Namespace) -> Callable[[Event], object]:
     """Return the display of a run's events on standard error; it does nothing unless the options request progress."""
     if not options.progress:
         return lambda _: None
     from .live import Live  # imports rich
 
-    return Live(error_form())
+    return Live(error_form(args))
 
 
-def deliver_run(report: Report, verbose: bool, files: Files) -> int:
+def deliver_run(report: Report, args: argparse.Namespace, files: Files) -> int:
     """Write the report to standard output and to files; returns the exit code."""
     if report.ended_by in EXIT_INTERRUPTED:
         if not report.rungs:
@@ -84,7 +84,7 @@ def deliver_run(report: Report, verbose: bool, files: Files) -> int:
             with undisturbed():
                 return write_files(Kind.RUN, report, report.exit_code, files)
         say(f"interrupted by {report.ended_by}")
-    return deliver(Kind.RUN, report, report.exit_code, form(verbose, piped_width=PIPED_WIDTH), files)
+    return deliver(Kind.RUN, report, report.exit_code, form(args, piped_width=PIPED_WIDTH), files)
 
 
 def _command(args: argparse.Namespace, options: Options) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...support.errors import HarnessError, KernelFinding, NotRun, TraceFrame
 from ...support.paths import PACKAGE
+from ...support.text import printable
 
 MOST_TEXT = 300
 #: Most frames of a traceback in a message, counted from the innermost.
@@ -79,6 +80,24 @@ def _frame(frame: traceback.FrameSummary) -> TraceFrame:
     return TraceFrame(
         f"{path.name}:{frame.lineno} in {frame.name}"[:MOST_TEXT], (frame.line or "")[:100], not installed
     )
+
+
+def frames_of(places: Sequence[str], texts: Mapping[str, str]) -> tuple[TraceFrame, ...]:
+    """Return the lines of source at which a checked build found something, each once; unknown ones are skipped.
+
+    Args:
+        places: FILE:LINE, where FILE has no folder, and words after it.
+        texts: the author's files: name → text.
+    """
+    found: dict[str, TraceFrame] = {}
+    for place in places:
+        file, _, number = place.partition(" ")[0].rpartition(":")
+        named = [text for name, text in texts.items() if Path(name).name == file]
+        lines = named[0].splitlines() if len(named) == 1 and number.isdecimal() else []
+        if 0 < int(number if lines else 0) <= len(lines):
+            at = f"{file}:{number}"
+            found[at] = TraceFrame(printable(at, 200), printable(lines[int(number) - 1].strip(), 100), True)
+    return tuple(found.values())
 
 
 def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:

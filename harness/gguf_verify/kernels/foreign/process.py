@@ -54,6 +54,7 @@ from .cuda import CudaKernels
 from .declaration import Declaration, declaration_of_table
 from .declared import CallDeclaration
 from .executions import Executions
+from .faults import frames_of
 from .judge import widened
 from .names import TIME_LIMIT
 from .operands import Wall, dtype_of, leads_of
@@ -440,7 +441,11 @@ class ForeignKernel(Kernel):
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        return self._located(len(x) * weights.n * weights.k, lambda kernel: kernel._gemm(weights, x))
+        try:
+            return self._located(len(x) * weights.n * weights.k, lambda kernel: kernel._gemm(weights, x))
+        except KernelFinding as error:
+            error.trace = error.trace or frames_of(error.lines, self.texts)
+            raise
 
     def _located(self, work: int, make: Callable[[ForeignKernel], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """Make a call; if it accesses memory outside its operands, repeat it with a checked build to find the line.

@@ -1,4 +1,4 @@
-"""The audit of a file."""
+"""The audit of a file: what it holds, the findings, and in the last line the verdict."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from rich.table import Table
 from rich.text import Text
 
 from ...audit.audit import coverage
-from ...audit.content import Content
+from ...audit.content import Content, affected
 from ...audit.fingerprint import Fingerprint
 from ...audit.many import Audits, Unopened
 from ...audit.record import Audit
 from ...audit.source import Comparison, Outcome
 from ...gguf.file import GgufFile
-from ...gguf.records import Finding
+from ...gguf.records import Finding, Severity
+from ...gguf.rules import RULES, Rule
 from ...support.command_line import shown
 from ...support.text import byte_range, counted, printable
 from ..writer import Form
 from . import xray
-from .console import STYLES, WARN, capped, facts, rendered, said, table, waiver_lines
+from .console import DIM, STYLES, WARN, capped, facts, rendered, said, table, verdict_line, waiver_lines
 
 #: Limits without -v; the rest is counted.
-MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
-#: Ranges that --map lists, and tensors whose statistics -v shows; the rest is counted.
+MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS, MOST_OF_RULE = 3, 10, 5, 3
+#: Ranges that --map lists, and tensors whose statistics -vv shows; the rest is counted.
 MOST_RANGES, MOST_TENSORS = 20_000, 1000
+_SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _BARS = "▁▂▃▄▅▆▇█"
 
 #: Groups of the summary of the byte map → kinds of ranges.
@@ -52,9 +54,6 @@ def render_many(audits: Audits, form: Form) -> str:
 
 
 def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in audits.verdicts.most_common())
-    yield said((audits.verdict.upper(), STYLES[audits.verdict]), f": {counted(len(audits.audits), 'files')}: {counts}")
-    yield ""
     for a in audits.audits:
         yield _answer(a) if isinstance(a, Audit) else _unopened(a)
         if not isinstance(a, Audit):
@@ -64,9 +63,15 @@ def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
         elif a.findings or a.unverified or a.fault:
             yield from (Text.assemble("    ", line) for line in _told(a))
     yield ""
-    yield Text(f"{counted(len(audits.audits), 'files')} in {audits.seconds:.1f} s: {counts}")
     if audits.exit_code and audits.command:
         yield Text(f"repeat with: {printable(audits.command)}")
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in audits.verdicts.most_common())
+    worst = next((a for a in audits.audits if audits.exit_code and a.exit_code == audits.exit_code), None)
+    yield verdict_line(
+        (audits.verdict.upper(), STYLES[audits.verdict]),
+        f" in {audits.seconds:.1f} s: {counted(len(audits.audits), 'files')}: {counts}",
+        ("first", "" if worst is None else printable(str(worst.path), 200)),
+    )
 
 
 def _told(audit: Audit) -> Iterator[Text]:
@@ -96,14 +101,17 @@ def _unopened(a: Unopened) -> Text:
 
 def _answer(audit: Audit) -> Text:
     """The verdict, and its meaning for this file."""
-    part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
-    looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     name = printable(str(audit.path), 200)
-    return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{looked}: {audit.sentence}")
+    return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{_looked(audit)}: {audit.sentence}")
+
+
+def _looked(audit: Audit) -> str:
+    """The number of tensors that a pass is about, if it is not about all."""
+    part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
+    return f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
 
 
 def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
-    yield from (_answer(audit), "")
     yield facts(_header(audit))
     yield ""
     for file in audit.files:
@@ -114,19 +122,22 @@ def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
             yield from ("", Text("\n".join(_map(file))), "")
     yield facts(_read(audit))
     if any(c.scan is not None for c in audit.contents):
-        yield from _statistics(audit, form.verbose)
+        yield from _statistics(audit, form.whole)
     if audit.fingerprints:
         yield from ("", "fingerprint: which codes the blocks with d ≠ 0 hold", _fingerprints(audit.fingerprints))
     if audit.comparisons:
         yield from ("", Text(_source(audit)))
         if any(c.error is not None for c in audit.comparisons):
             yield from ("relative error of the decoded values, the largest of each type", _errors(audit))
+    yield from _compared(audit, form)
     if audit.findings:
         yield ""
-        yield from _findings(audit)
-    yield from _compared(audit, form)
+        yield from _findings(audit, form)
     yield ""
-    yield from _verdict(audit)
+    yield from _left_over(audit)
+    if audit.exit_code and audit.command:
+        yield Text(f"repeat with: {shown(audit.command)}")
+    yield _verdict(audit)
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
@@ -280,7 +291,9 @@ def _percent(n: int, total: int) -> str:
     share = 100 * n / total
     if n in (0, total):
         return "100 %" if n else "0 %"
-    return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{max(share, 0.1):.1f} %"
+    if share < 0.1:
+        return "under 0.1 %"
+    return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{share:.1f} %"
 
 
 def _source(audit: Audit) -> str:
@@ -324,13 +337,60 @@ def _errors(audit: Audit) -> Table:
 # ---- findings --------------------------------------------------------------------------------------------------------
 
 
-def _findings(audit: Audit) -> Iterator[Text]:
+def _findings(audit: Audit, form: Form) -> Iterator[Text]:
+    """The findings, the most severe ones last; without -v those of one rule together."""
+    by_rule: dict[tuple[str, bool], list[Finding]] = {}
     for f in audit.findings:
-        waived = " (waived)" if f in audit.waived else ""
-        place = f"{f.id} at {_where(f, len(audit.files) > 1)}{waived}"
-        yield said((f"{f.severity:<8}", STYLES[f.severity]), place)
-        yield Text(f"{'':8}found {f.found}; expected {f.expected}")
-        yield Text(f"{'':8}{f.why}")
+        by_rule.setdefault((f.id, f in audit.waived), []).append(f)
+    for (_, waived), findings in sorted(by_rule.items(), key=lambda item: -_SEVERITIES.index(item[1][0].severity)):
+        if len(findings) > 1 and not form.verbose:
+            yield from _of_one_rule(audit, findings, " (waived)" if waived else "")
+            continue
+        for f in findings:
+            place = f"{f.id} at {_where(f, len(audit.files) > 1)}{' (waived)' if waived else ''}"
+            yield said((f"{f.severity:<8}", STYLES[f.severity]), place)
+            yield Text(f"{'':8}found {f.found}; expected {f.expected}")
+            yield Text(f"{'':8}{f.why}")
+
+
+def _of_one_rule(audit: Audit, findings: Sequence[Finding], waived: str) -> Iterator[Text]:
+    """The findings of one rule: how many, the worst, the share of each type, and whether they matter."""
+    first, split = findings[0], len(audit.files) > 1
+    counts = [(c, n) for c in audit.contents if (n := affected(c).get(first.id, 0))]
+    what = f"{counted(len(findings), 'findings')}, the first at {_where(first, split)}"
+    if counts:
+        unit = "blocks" if counts[0][0].tensor.type.quantized else "values"
+        total = sum(n for _, n in counts)
+        what = f"{counted(len(counts), 'tensors')}, {counted(total, unit)}; {_shares(audit, counts, unit)}"
+    yield said((f"{first.severity:<8}", STYLES[first.severity]), f"{first.id}{waived}: {what}")
+    if counts:
+        worst, n = max(counts, key=lambda item: item[1] / max(1, _blocks(item[0])))
+        name = f"{printable(worst.tensor.name, 64)} ({worst.tensor.type.name})"
+        of = _blocks(worst)
+        yield Text(f"{'':8}the worst: {name}, {n:,} of {counted(of, unit)} ({_percent(n, of)})")
+    for f in findings[: 1 if counts else MOST_OF_RULE]:
+        yield Text(f"{'':8}at {_where(f, split)}: found {f.found}; expected {f.expected}")
+    yield Text(f"{'':8}{first.why}. {_rule(first).cure}")
+    yield Text(f"{'':8}each by itself: -v", DIM)
+
+
+def _shares(audit: Audit, counts: Sequence[tuple[Content, int]], unit: str) -> str:
+    """By type, the share of its blocks that findings are about, the largest first."""
+    wrong, of = Counter[str](), Counter[str]()
+    for content in audit.contents:
+        of[content.tensor.type.name] += _blocks(content)
+    for content, n in counts:
+        wrong[content.tensor.type.name] += n
+    shares = sorted(wrong, key=lambda kind: -wrong[kind] / max(1, of[kind]))
+    return ", ".join(f"{kind} {_percent(wrong[kind], of[kind])} of its {unit}" for kind in shares)
+
+
+def _blocks(content: Content) -> int:
+    return 0 if content.scan is None else content.scan.blocks
+
+
+def _rule(finding: Finding) -> Rule:
+    return next(rule for rule in RULES.values() if rule.id == finding.id)
 
 
 def _where(f: Finding, split: bool) -> str:
@@ -347,17 +407,28 @@ def _compared(audit: Audit, form: Form) -> Iterator[Text]:
         yield Text(f"… {len(shown)} of {len(pairs)} tensors that differ are shown (-v shows all)")
 
 
-def _verdict(audit: Audit) -> Iterator[Text]:
+def _left_over(audit: Audit) -> Iterator[Text]:
+    """What was not compared or not verified, and the waivers."""
     if audit.fault and audit.verdict != "broken off":  # else the first line says it
         yield said(("BROKEN OFF", WARN), f": {audit.fault}")
     yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
     yield from _left(audit, "tensors were not verified")
-    severities = Counter(f.severity for f in audit.findings)
-    counts = ", ".join(counted(severities[s], f"{s}s") for s in ("error", "warning", "note"))
-    part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
-    looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     yield from waiver_lines(audit.waivers)
-    verdict = (audit.words.upper(), STYLES[audit.verdict])
-    yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
-    if audit.exit_code and audit.command:
-        yield Text(f"repeat with: {shown(audit.command)}")
+
+
+def _verdict(audit: Audit) -> Text:
+    """The verdict, its meaning, and what to do about the most severe finding, in a line."""
+    notes = f"; {counted(n, 'notes')}" if (n := audit.counts["note"]) and audit.refused is None else ""
+    words = f"{_looked(audit)} in {audit.seconds:.1f} s: {audit.sentence}{notes}"
+    verdict = audit.words.upper(), STYLES[audit.verdict]
+    findings = sorted(
+        (f for f in audit.findings if f not in audit.waived and f.severity != "note"),
+        key=lambda f: _SEVERITIES.index(f.severity),
+    )
+    if worst := audit.refused or next(iter(findings), None):
+        first = "" if worst is audit.refused else f"{worst.id} at {_where(worst, len(audit.files) > 1)}"
+        more = f"gguf-verify explain {worst.id}"
+        return verdict_line(verdict, words, ("first", first), ("fix", _rule(worst).cure), ("more", more))
+    left = "" if not audit.unverified else ": ".join(map(printable, audit.unverified[0]))
+    more = f"gguf-verify explain {audit.verdict.replace(' ', '-')}" if audit.exit_code and not audit.sample else ""
+    return verdict_line(verdict, words, ("first", left), ("more", more))

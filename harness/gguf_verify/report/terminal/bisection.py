@@ -14,7 +14,8 @@ from ..writer import Form
 
 def render(found: Bisection, form: Form) -> str:
     """Return the candidates, the node that turned wrong, and the verdict."""
-    return "".join(f"{shown(line)}\n" for line in _lines(found))
+    lines = [*_lines(found)]
+    return "".join(f"{shown(line)}\n" for line in (lines[-1:] if form.quiet else lines))
 
 
 def _lines(found: Bisection) -> Iterator[str]:
@@ -31,10 +32,10 @@ def _lines(found: Bisection) -> Iterator[str]:
         yield f"failed    {failure.rung}: {failure.words}"
         yield ""
     yield from (f"graph     {each}" for each in found.graph)
-    verdict = "nothing to bisect" if found.verdict == "bad end is good" else found.verdict
-    yield f"{verdict.upper()}: {found.sentence}"
     if found.untested:
         yield f"untested: {', '.join(printable(name, 200) for name in found.untested)}"
+    verdict = "nothing to bisect" if found.verdict == "bad end is good" else found.verdict
+    yield f"{verdict.upper()}: {found.sentence}"
 
 
 def _outcome(step: Step) -> str:

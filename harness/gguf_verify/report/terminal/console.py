@@ -41,6 +41,8 @@ STYLES = {
 def rendered(parts: Iterable[RenderableType], form: Form) -> str:
     """The parts one below the other, as text that ends with a line feed; no line ends with spaces.
 
+    The last part is the verdict, which is all that is shown where only the verdict is wanted.
+
     Tables are fitted to the width if their columns permit. The terminal wraps other lines, so that copied text stays
     whole.
     """
@@ -49,8 +51,9 @@ def rendered(parts: Iterable[RenderableType], form: Form) -> str:
         color_system="standard" if form.colour else None, markup=False, emoji=False, highlight=False,
         legacy_windows=False, _environ={},
     )  # fmt: skip
+    listed = [*parts]
     with console.capture() as capture:
-        for part in parts:
+        for part in listed[-1:] if form.quiet else listed:
             if isinstance(part, Table) and form.width is not None:
                 console.print(part, width=max(form.width, _least_width(part, console)))
             else:
@@ -81,6 +84,36 @@ def wrapped(line: Text, width: int | None, indent: str = "") -> list[Text]:
     while rest.plain.startswith(" "):
         rest = rest[1:]
     return [first, *(said(indent) + more for more in rest.wrap(console, max(8, width - len(indent))))]
+
+
+def verdict_line(verdict: tuple[str, str], words: str, *advice: tuple[str, str]) -> Text:
+    """The last line of a report: the verdict, what it is about, and what to do next.
+
+    Args:
+        verdict: and its style.
+        words: as they follow the verdict, such as ": nibbles-in-pairs" or " in 6.0 s".
+        advice: pairs of a label and its words, such as "fix" and "multiply by 4"; those without words are skipped.
+    """
+    line = said(verdict, words)
+    for label, text in advice:
+        if text:
+            line = line + said((" · ", DIM), (f"{label}: ", BOLD), text.removesuffix("."))
+    return line
+
+
+def source_lines(place: str, code: str, form: Form) -> Iterator[Text]:
+    """A line of source as compilers print it: its place, the line, and a line below it that underlines the code.
+
+    Args:
+        place: FILE:LINE, and words after it.
+        code: the line, without its indentation.
+    """
+    number = place.partition(" ")[0].rpartition(":")[2]
+    gutter = " " * len(number)
+    yield cut(said((f"{gutter}--> ", DIM), printable(place, 200)), form.width)
+    shown = cut(Text(printable(code, 200)), None if form.width is None else form.width - len(number) - 3)
+    yield said((f"{number} | ", DIM)) + shown
+    yield said((f"{gutter} | ", DIM), ("^" * shown.cell_len, BAD))
 
 
 def cut(line: Text, width: int | None) -> Text:

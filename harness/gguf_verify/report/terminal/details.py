@@ -21,7 +21,6 @@ from .console import BOLD, WARN, capped, facts, said, table
 
 def rest(report: Report, form: Form) -> Iterator[RenderableType]:
     """Everything else that was found."""
-    yield ""
     yield facts(_environment(report))
     if report.skipped:
         yield ""
@@ -39,14 +38,10 @@ def rest(report: Report, form: Form) -> Iterator[RenderableType]:
         yield facts(notes)
     if report.n_failures:
         yield ""
-        yield from failures.all_failures(report, form)
-        for rung in report.rungs:
-            for diagnosis in rung.diagnoses:
-                yield from failures.diagnosis_lines(diagnosis, form)
-            if rung.heat_map is not None:
-                yield from failures.map_lines(rung, form)
-    yield ""
-    yield from _details(report)
+        yield from failures.further(report, form)
+    if form.whole:
+        yield ""
+        yield from _details(report)
 
 
 def _environment(report: Report) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, log10
 
 import numpy as np
@@ -20,7 +20,7 @@ from ...support.text import ELLIPSIS, printable
 from .. import grid, run_words, shades
 from ..grid import Cell, Grid
 from ..writer import Form
-from .console import BAD, BOLD, DIM, WARN, cut, said, table, wrapped
+from .console import BAD, BOLD, DIM, WARN, cut, said, source_lines, table, wrapped
 
 #: Limits without -v; the rest is counted.
 MOST_TENSORS, MOST_DIAGNOSES = 6, 4
@@ -28,32 +28,48 @@ _HEX_DIGITS = 128
 _INDENT = "  "
 
 
-def wrong(report: Report, form: Form) -> Iterator[RenderableType]:
-    explained = report.diagnosed
-    for rung, diagnosis in explained[:MOST_DIAGNOSES]:
-        yield ""
-        yield from diagnosis_lines(diagnosis, form)
-        if diagnosis is explained[0][1]:
-            others = [r for r in report.rungs if r.diagnosis is not None and r is not rung]
-            if others and not form.verbose:
-                agree = all(_cause(diagnosis) == _cause(other) for r in others for other in r.diagnoses[:1])
-                how, names = "says the same" if agree else "says more", ", ".join(r.name for r in others)
-                yield Text(f"{_INDENT}the diagnosis of other rungs ({names}) {how}: see -v", DIM)
-    if len(explained) > MOST_DIAGNOSES:
-        yield Text(f"{_INDENT}{len(explained) - MOST_DIAGNOSES} more types are wrong: see -v", DIM)
-    drawn = explained[0][0] if explained else next((rung for rung in report.rungs if rung.heat_map is not None), None)
-    # of another call than the diagnosis, a map would mislead
-    if drawn is not None and drawn.heat_map is not None and (not explained or drawn.diagnosis is explained[0][1]):
-        yield ""
-        yield from map_lines(drawn, form)
+def wrong(report: Report, form: Form, more: Iterable[Text]) -> Iterator[RenderableType]:
+    """The failures by tensor, the first one, its map, and the diagnoses, of which the most important is the last.
+
+    Args:
+        more: what is shown on request.
+    """
+    yield _by_tensor(report)
+    yield from more
     if report.failures:
         yield ""
         rung, failure = report.failures[0]
         kind = failure.block_type or report.tensor_types.get(failure.tensor, "")
         yield from _failure(rung, failure, kind, form)
         yield from _again(report, failure)
-    yield ""
-    yield _by_tensor(report)
+    explained = report.diagnosed
+    drawn = explained[0][0] if explained else next((rung for rung in report.rungs if rung.heat_map is not None), None)
+    # of another call than the diagnosis, a map would mislead
+    if drawn is not None and drawn.heat_map is not None and (not explained or drawn.diagnosis is explained[0][1]):
+        yield from map_lines(drawn, form)
+    if len(explained) > MOST_DIAGNOSES:
+        yield ""
+        yield Text(f"{len(explained) - MOST_DIAGNOSES} more types are wrong: see -v", DIM)
+    for rung, diagnosis in reversed(explained[:MOST_DIAGNOSES]):
+        yield ""
+        yield from diagnosis_lines(diagnosis, form)
+        others = [r for r in report.rungs if r.diagnosis is not None and r is not rung]
+        if diagnosis is explained[0][1] and others and not form.verbose:
+            agree = all(_cause(diagnosis) == _cause(other) for r in others for other in r.diagnoses[:1])
+            how, names = "says the same" if agree else "says more", ", ".join(r.name for r in others)
+            yield Text(f"{_INDENT}the diagnosis of other rungs ({names}) {how}: see -v", DIM)
+
+
+def further(report: Report, form: Form) -> Iterator[RenderableType]:
+    """The failures, diagnoses and maps that `wrong` does not show."""
+    yield from _further_failures(report, form)
+    shown = report.diagnosed
+    for rung in report.rungs:
+        for diagnosis in rung.diagnoses:
+            if all(diagnosis is not known for _, known in shown[:MOST_DIAGNOSES]):
+                yield from diagnosis_lines(diagnosis, form)
+        if rung.heat_map is not None and not (shown and rung is shown[0][0]):
+            yield from map_lines(rung, form)
 
 
 def _cause(d: LocatedDiagnosis) -> tuple[str, set[str]]:
@@ -80,28 +96,38 @@ def _located(d: LocatedDiagnosis) -> str:
 
 
 def map_lines(rung: RungResult, form: Form) -> Iterator[Text]:
+    """The map below an empty line. Where every cell is wrong a map shows nothing: then a sentence, or nothing at all if
+    the cause is known."""
     assert rung.heat_map is not None
-    for line in as_text(grid.of_gemm(rung.heat_map), form.blocks):
+    made = grid.of_gemm(rung.heat_map)
+    if made.all_wrong and rung.diagnosis is not None and rung.diagnosis.explains:
+        return
+    yield Text()
+    for line in (f"{made.title}: {made.told[0]}",) if made.all_wrong else as_text(made, form.blocks):
         yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
 
 
 def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
-    """The first failure: its sentence, the numbers, and the block with its fields and codes."""
+    """The first failure: its sentence, the line of source, the numbers, and the block with its fields and codes."""
     yield from failure_lines(rung, f, form)
-    yield from _trace(f, form)
     if f.block_hex is not None:
         lines = [*as_lines(kind, f.block_hex), *as_lines(f.activation_type, f.activation_hex or "", "meets")]
         yield from (cut(Text(_INDENT + line), form.width) for line in lines)
 
 
 def _trace(f: Failure, form: Form) -> Iterator[Text]:
-    """The traceback, if it passes several lines of the author's code, or, with -v, any."""
+    """The lines of the author's code that failed; with -v all, and those of installed packages."""
     frames = f.trace if form.verbose else tuple(frame for frame in f.trace if frame.own)
-    if len(frames) > 1 or (frames and form.verbose):
+    if not f.cause and not form.verbose:  # of several findings the first, which is about two lines at most
+        frames = frames[:2]
+    if f.cause and len(frames) > 1:  # of an exception
         yield Text(f"{_INDENT}traceback, the last call last:")
-        for frame in frames:
+    for frame in frames:
+        if frame.own and frame.code:
+            yield from (said(_INDENT) + line for line in source_lines(frame.place, frame.code, form))
+        else:
             line = f"{2 * _INDENT}{printable(frame.place, 200)}: {printable(frame.code, 100)}"
-            yield cut(Text(line, "" if frame.own else DIM), form.width)
+            yield cut(Text(line, DIM), form.width)
 
 
 def _again(report: Report, f: Failure) -> Iterator[Text]:
@@ -138,10 +164,22 @@ def _by_tensor(report: Report) -> Table:
     return made
 
 
-def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
-    """A failure in about two lines: the text and the numbers."""
+def failure_sentence(rung: RungResult, f: Failure, form: Form, quoted: bool = False) -> Iterator[Text]:
+    """A failure in words.
+
+    Args:
+        quoted: the line of source follows.
+    """
     mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
-    yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600)), form.width, _INDENT)
+    own = [frame for frame in f.trace if frame.own]
+    what = f.what.removesuffix(f"; at {own[-1].place}: {own[-1].code}") if quoted and own else f.what
+    yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(what, 600)), form.width, _INDENT)
+
+
+def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
+    """A failure with its line of source and its numbers."""
+    yield from failure_sentence(rung, f, form, quoted=True)
+    yield from _trace(f, form)
     for line in _numbers(f, form):
         yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
     if f.culprit != "kernel":
@@ -170,17 +208,16 @@ class Distinct:
         return True
 
 
-def all_failures(report: Report, form: Form) -> Iterator[Text]:
-    """The recorded failures, each output once."""
+def _further_failures(report: Report, form: Form) -> Iterator[Text]:
+    """The recorded failures, each output once, but for the first one, which stands below."""
     recorded: Sequence[tuple[RungResult, Failure]] = report.failures
     shown, distinct = 0, Distinct()
     for rung, f in recorded:
         if not distinct.adds(rung, f):
             continue
         shown += 1
-        yield from failure_lines(rung, f, form)
-        if f is not report.failures[0][1]:  # whose frames stand above
-            yield from _trace(f, form)
+        if shown > 1:
+            yield from failure_lines(rung, f, form)
             yield from _again(report, f)
     if report.n_failures > shown:
         again = distinct.again

@@ -13,14 +13,15 @@ from ...support.text import printable
 from .. import graph_words as words
 from ..digest import seen
 from ..writer import Form
-from .console import BAD, BOLD, STYLES, WARN, capped, facts, rendered, said, table
+from .console import BAD, BOLD, STYLES, WARN, capped, facts, rendered, said, table, verdict_line
 
 #: Wrong nodes that are described, and operations that are listed of those that were not judged.
 _MOST, _MOST_LEFT = 5, 20
 
 
 def render(report: GraphReport, form: Form) -> str:
-    """Where it ran, a line for each operation and device, the first wrong nodes, and the verdict."""
+    """Where it ran, a line for each operation and device, what was not judged, the first wrong nodes, and in the last
+    line the verdict."""
     return rendered(_parts(report, form), form)
 
 
@@ -28,12 +29,6 @@ def _parts(report: GraphReport, form: Form) -> Iterator[RenderableType]:
     yield facts(_facts(report))
     yield ""
     yield _operations(report)
-    described = report.wrong[: None if form.verbose else _MOST]
-    for node in described:
-        yield ""
-        yield from _wrong(node)
-    if beyond := report.wrong_nodes - len(described):
-        yield Text(f"… and {beyond:,} more wrong nodes")
     yield ""
     if back := words.fell_back(report):
         yield said(("FELL BACK ", WARN), back)
@@ -44,9 +39,29 @@ def _parts(report: GraphReport, form: Form) -> Iterator[RenderableType]:
         yield said(("BROKEN OFF ", BAD), seen(report.fault))
     if report.ended_by:
         yield said(("ENDED EARLY ", WARN), words.ended(report))
-    yield said((report.verdict.upper(), STYLES[report.verdict]), f": {words.sentence(report)}")
+    described = report.wrong[: None if form.verbose else _MOST]
+    for node in described:
+        yield ""
+        yield from _wrong(node)
+    if beyond := report.wrong_nodes - len(described):
+        yield Text(f"… and {beyond:,} more wrong nodes")
+    if described:
+        yield ""
     if command := words.command(report):
         yield Text(f"repeat with: {command}")
+    yield _verdict(report)
+
+
+def _verdict(report: GraphReport) -> Text:
+    """The verdict in numbers, and the first wrong node, or the first that was not judged."""
+    first = f"{words.name(report.wrong[0])} {words.where(report.wrong[0])}" if report.wrong else ""
+    reasons = [seen(report.fault or ""), words.ended(report), *map(words.left, report.not_judged[:1])]
+    first = first or next(filter(None, reasons), "")
+    explained = report.verdict.replace(" ", "-")
+    more = f"gguf-verify explain {explained}" if report.exit_code else ""
+    verdict = report.verdict.upper(), STYLES[report.verdict]
+    told = ("first", first if report.exit_code else ""), ("more", more)
+    return verdict_line(verdict, f": {words.sentence(report)}", *told)
 
 
 def _facts(report: GraphReport) -> Iterator[tuple[str, str]]:

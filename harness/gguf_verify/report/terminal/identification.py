@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...support.command_line import shown
+from ...support.errors import EXIT_MISMATCH
 from ...support.text import printable
 from ..writer import Form
 from .console import BAD, GOOD, WARN, facts, rendered, said, table
@@ -40,10 +41,14 @@ def _parts(report: IdentifyReport) -> Iterator[RenderableType]:
     yield from map(Text, _sentences(report))
     for kind, why in report.unable:
         yield said(("NOT IDENTIFIED ", WARN), f"{printable(kind)}: {printable(why)}")
-    word, style, rest = _VERDICTS.get(report.exit_code, ("NOT EVERYTHING IDENTIFIED", WARN, ""))
-    yield said((word, style), rest)
     if report.exit_code and report.command:
         yield Text(f"repeat with: {shown(report.command)}")
+    word, style, rest = _VERDICTS.get(report.exit_code, ("NOT EVERYTHING IDENTIFIED", WARN, ""))
+    if report.exit_code == EXIT_MISMATCH:
+        rest = f": {next(_sentences(report), '')}".removesuffix(": ")
+    elif report.unable:
+        rest = ": {}: {}".format(*map(printable, report.unable[0]))
+    yield said((word, style), rest)
 
 
 def _products(report: IdentifyReport) -> Table:

@@ -10,19 +10,19 @@ from rich.text import Text
 
 from ...captured import AUTO, Judged
 from ...support.command_line import shown
-from ...support.text import printable
+from ...support.text import counted, printable
 from ..writer import Form
-from .console import BOLD, STYLES, WARN, facts, rendered, said, table
+from .console import BOLD, STYLES, WARN, facts, rendered, said, table, verdict_line, wrapped
 
 _INDENT = " " * 7
 
 
 def render(judged: Judged, form: Form) -> str:
-    """Return the product, its definition, the first wrong output, and the diagnosis."""
-    return rendered(_parts(judged), form)
+    """Return the product, its definition, the first wrong output, the diagnosis, and in the last line the verdict."""
+    return rendered(_parts(judged, form), form)
 
 
-def _parts(j: Judged) -> Iterator[RenderableType]:
+def _parts(j: Judged, form: Form) -> Iterator[RenderableType]:
     stop = j.first_row + j.n
     yield facts([
         ("version", f"gguf-verify {j.gguf_verify}"),
@@ -35,6 +35,8 @@ def _parts(j: Judged) -> Iterator[RenderableType]:
         yield ""
         yield _candidates(j)
     yield ""
+    for why in j.left:
+        yield said(("NOT VERIFIED ", WARN), printable(why, 300))
     if j.first is not None:
         f = j.first
         yield said(
@@ -47,15 +49,31 @@ def _parts(j: Judged) -> Iterator[RenderableType]:
         yield Text(f"{_INDENT}the row begins at byte {f.byte_offset}{part}")
     if j.lines:
         yield said(("DIAGNOSIS", BOLD))
-        yield from (Text(_INDENT + printable(line, 300)) for line in j.lines)
-    for why in j.left:
-        yield said(("NOT VERIFIED ", WARN), printable(why, 300))
-    worst = f": worst utilisation {j.utilisation:.3g}, worst score {j.score:.3g}" if j.outputs else ""
-    yield said(
-        (j.verdict.upper(), STYLES[j.verdict]), f" as {j.definition}{worst}" if j.outputs else ": nothing judged"
-    )
+        for line in j.lines:
+            yield from wrapped(Text(_INDENT + printable(line, 300)), form.width, _INDENT + "  ")
     if j.exit_code and j.command:
         yield Text(f"repeat with: {shown(j.command)}")
+    yield _verdict(j)
+
+
+def _verdict(j: Judged) -> Text:
+    """The verdict, the faults with their fixes, or why not everything was judged, in a line."""
+    verdict = j.verdict.upper(), STYLES[j.verdict]
+    words = f" as {j.definition}: worst utilisation {j.utilisation:.3g}, worst score {j.score:.3g}"
+    if not j.exit_code:
+        return verdict_line(verdict, words)
+    if not j.wrong:
+        left = printable(j.left[0], 300) if j.left else ""
+        more = ("more", "gguf-verify explain not-everything-verified")
+        return verdict_line(verdict, words if j.outputs else ": nothing judged", ("first", left), more)
+    names = [*dict.fromkeys(fault.id for fault in j.faults)]
+    cause = f": {' or '.join(names)}" if names else ""
+    fixes = "; or: ".join([*dict.fromkeys(printable(fault.fix, 300) for fault in j.faults)][:2])
+    first = "" if fixes or not j.lines else printable(j.lines[0], 300)
+    wrong = f"{j.wrong:,} of {counted(j.outputs, 'outputs')} as {j.definition}"
+    words = f"{cause} ({wrong})" if cause else f": {wrong}"
+    more = ("more", f"gguf-verify explain {names[0] if names else 'mismatch'}")
+    return verdict_line(verdict, words, ("fix", fixes), ("diagnosis", first), more)
 
 
 def _by(j: Judged) -> str:

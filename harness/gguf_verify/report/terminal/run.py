@@ -1,8 +1,9 @@
-"""The report of a verification run: the answer first, the rest with `-v`.
+"""The report of a verification run: details first, then the diagnosis, and in the last line the verdict.
 
-A failing report has the verdict and who is at fault, the diagnosis with its fix, the map of the first wrong GEMM, the
-first failure, the failures by tensor and how to repeat the run. A passing one says in at most `MOST_LINES` lines of 80
-columns what was checked, how far inside the bounds the outputs are, and for which products the verdict holds.
+A failing report has the set-up, the rungs, the failures by tensor, the first failure, the map of the first wrong GEMM,
+and the diagnosis with its fix; above the verdict stands the command that repeats the run. A passing one says in at most
+`MOST_LINES` lines of 80 columns what was checked, how far inside the bounds the outputs are, and for which products the
+verdict holds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,23 @@ from ...support.text import ELLIPSIS, counted, printable
 from .. import run_words
 from ..writer import Form
 from . import details, failures
-from .console import BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendered, said, table, waiver_lines, wrapped
+from .console import (
+    BOLD,
+    DIM,
+    LABEL,
+    STYLES,
+    WARN,
+    capped,
+    cut,
+    facts,
+    rendered,
+    said,
+    source_lines,
+    table,
+    verdict_line,
+    waiver_lines,
+    wrapped,
+)
 
 #: Lines of a passing report without -v, at 80 columns.
 MOST_LINES = 24
@@ -37,54 +54,82 @@ DRAWN_MEANS = "on random data (no model)"
 
 
 def render(report: Report, form: Form) -> str:
-    """The report; with `verbose` also everything else that was found, and one line a tensor, GEMM or token."""
+    """The report; with `verbose` also everything else that was found, with `whole` one line a tensor, GEMM or token."""
     return rendered(_parts(report, form), form)
 
 
 def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
-    top: list[RenderableType] = [*_verdict(report, form)]
-    if report.n_failures:
-        top += failures.wrong(report, form)
-    top += [*_left(report, form), *_waived(report, form), *_repeat(report), "", _rungs(report), ""]
-    yield from top
+    checked: list[RenderableType] = []
     if report.costs is not None:
-        yield from details.costs(report.costs)
-        yield ""
+        checked += [*details.costs(report.costs), ""]
+    checked += [_rungs(report), *_left(report, form), *_waived(report, form)]
     if report.n_failures:
-        yield facts(_fitted([*_about(report)], form, MOST_LINES))
-        if not form.verbose:
-            yield from wrapped(Text(f"-v shows {_more(report)}", DIM), form.width)
-    else:
-        yield from _holds(report, form, rendered(top, form).count("\n"))
+        listed = _fitted([*_about(report)], form, MOST_LINES)
+        more = () if form.verbose else wrapped(Text(f"-v shows {_more(report)}", DIM), form.width)
+        checked += ["", *failures.wrong(report, form, more)]
+    checked += ["", *_answer(report, form)]
+    if not report.n_failures:
+        room = MOST_LINES - 1 - rendered(checked, form).count("\n")
+        listed = _fitted([*_about(report), *_holds(report)], form, room)
+    yield from (facts(listed), "")
     if form.verbose:
-        yield from details.rest(report, form)
+        yield from (*details.rest(report, form), "")
+    yield from checked
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------------
 
 
-def _verdict(report: Report, form: Form) -> Iterator[Text]:
-    verdict = (run_words.headline(report), STYLES[report.verdict])
-    yield said(verdict, f" in {report.seconds:.1f} s: {run_words.passed(report)}")
+def _answer(report: Report, form: Form) -> Iterator[Text]:
+    """What the verdict means, who is at fault, how to repeat the run, and in the last line the verdict."""
     if report.drawn is not None:
         yield from wrapped(Text(f"{DRAWN_MEANS}: {run_words.drawn(report.drawn)}"), form.width, _INDENT)
-    if report.culprits:
-        yield from wrapped(Text(report.at_fault), form.width)
-    for hint in report.environment.kernel.hints if report.n_failures else ():
-        yield from wrapped(said(("hint: ", BOLD), printable(hint, 300)), form.width, _INDENT)
     if means := report.environment.kernel.verified_means:
         yield from wrapped(Text(f"verified here means: {means}"), form.width)
-    for limit in report.limits[:2] if not report.n_failures else ():
-        yield from wrapped(said(("limit: ", BOLD), printable(limit, 400)), form.width, _INDENT)
-    left = report.not_run if not report.n_failures else ()
-    for place in left[:MOST_NOT_RUN]:
-        yield from wrapped(said(("not run: ", WARN), place.words), form.width, _INDENT)
-    if len(left) > MOST_NOT_RUN:
-        yield from wrapped(Text(f"and {len(left) - MOST_NOT_RUN:,} more places of its code (-v)"), form.width, _INDENT)
+    if not report.n_failures:
+        for limit in report.limits[:2]:
+            yield from wrapped(said(("limit: ", BOLD), printable(limit, 400)), form.width, _INDENT)
+        yield from _not_run(report, form)
     if report.unfinished:
         yield from wrapped(said(("INCOMPLETE: ", WARN), report.unfinished), form.width, _INDENT)
     if report.fault:
         yield from wrapped(said(("BROKEN OFF: ", WARN), printable(report.fault, 600)), form.width, _INDENT)
+    if report.culprits:
+        yield from wrapped(Text(report.at_fault), form.width)
+    for hint in report.environment.kernel.hints if report.n_failures else ():
+        yield from wrapped(said(("hint: ", BOLD), printable(hint, 300)), form.width, _INDENT)
+    if report.exit_code and report.command:
+        yield Text(f"repeat with: {shown(report.repeat_of())}")
+    yield _verdict(report)
+
+
+def _not_run(report: Report, form: Form) -> Iterator[Text]:
+    """The first places of the kernel's code that no call executed; the line itself of the first one."""
+    for i, place in enumerate(report.not_run[:MOST_NOT_RUN]):
+        if i or not place.source:
+            yield from wrapped(said(("not run: ", WARN), place.words), form.width, _INDENT)
+            continue
+        yield said(("not run: ", WARN), place.what)
+        yield from source_lines(f"{place.file}:{place.line}", place.source, form)
+    if (left := len(report.not_run) - MOST_NOT_RUN) > 0:
+        yield from wrapped(Text(f"and {left:,} more places of its code (-v)"), form.width, _INDENT)
+
+
+def _verdict(report: Report) -> Text:
+    """The verdict, its cause, and what to do, in a line."""
+    verdict = run_words.headline(report), STYLES[report.verdict]
+    if report.verdict == "mismatch":
+        cause = run_words.cause(report)
+        advice = ("fix", cause.fix), ("first", "" if cause.fix else cause.first)
+        more = ("more", f"gguf-verify explain {cause.id}")
+        return verdict_line(verdict, f": {cause.words}{run_words.extent(report)}", *advice, more)
+    words = f" in {report.seconds:.1f} s: {run_words.passed(report)}"
+    if not report.exit_code:
+        return verdict_line(verdict, words)
+    name = next((culprit for culprit in report.culprits if culprit != "coverage"), "coverage")
+    return verdict_line(
+        verdict, words, ("first", run_words.first_left(report)), ("more", f"gguf-verify explain {name}")
+    )
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -142,12 +187,6 @@ def _waived(report: Report, form: Form) -> Iterator[RenderableType]:
             yield from wrapped(line, form.width, _INDENT)
 
 
-def _repeat(report: Report) -> Iterator[RenderableType]:
-    if report.exit_code and report.command:
-        yield ""
-        yield Text(f"repeat with: {shown(report.repeat_of())}")
-
-
 # ---- checks, and the scope of the verdict ----------------------------------------------------------------------------
 
 
@@ -181,14 +220,12 @@ class _Fact(NamedTuple):
     spare: int = 0
 
 
-def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
-    """The margin to the bounds, the products covered, and the set-up, in the lines that are left of a screen of which
-    `used` are taken."""
-    envelope = _envelope(report) if report.kernel_ran else ()
-    listed = [
-        *_inside(report), *envelope, *_skipped(report), *_by_design(report), *_first_notes(report), *_about(report)
-    ]  # fmt: skip
-    yield facts(_fitted(listed, form, MOST_LINES - used))
+def _holds(report: Report) -> Iterator[_Fact]:
+    """The margin to the bounds, the products for which the verdict holds, and what was skipped."""
+    yield from _inside(report)
+    if report.kernel_ran:
+        yield from _envelope(report)
+    yield from (*_skipped(report), *_by_design(report), *_first_notes(report))
 
 
 def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[str, str]]:
@@ -317,7 +354,7 @@ def _about(report: Report) -> Iterator[_Fact]:
     if not confined:
         yield _Fact("sandbox", printable(e.sandbox.words, 400))
     tokens = "" if report.drawn is not None else f', {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}")
+    yield _Fact("run", f"seed {o.seed}, {counted(o.threads, 'threads')}, {report.seconds:.1f} s{tokens}")
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ...gguf.file import Tensor
 from ...hosts.schedule import Schedule
 from ...kernels.tasks import Task
 from ...results.calls import Call
-from ...results.failures import Failure
+from ...results.failures import Failure, frames_of
 from ...results.products import TypeEnvelope
 from ...results.rungs import RungResult
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
@@ -316,7 +316,7 @@ class TaskJudge(ABC):
                     failed.add(kind)
                     said = str(error) if isinstance(error, KernelFinding) else f"{under_schedule(schedule)}: {error}"
                     words = f"{printable(tensor.name, 64)}: {of.words}: {said}"
-                    result.fail(Failure(words, tensor.name, culprit=error.culprit, call=this))
+                    result.fail(Failure(words, tensor.name, culprit=error.culprit, call=this, trace=frames_of(error)))
                 except NotTried as error:
                     failed.add(kind)
                     result.leave(self.kernel.name, not_tried(schedule, error), tensor.name)
