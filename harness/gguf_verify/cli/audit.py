@@ -21,7 +21,6 @@ from .command import Command
 from .common import (
     EXIT_CODES,
     MOST_THREADS,
-    Parser,
     add_common,
     add_ray,
     add_reports,
@@ -34,6 +33,7 @@ from .common import (
     on_terminal,
     spell,
 )
+from .parser import Parser
 
 # An audit multiplies no matrices, and idle threads of NumPy's BLAS spin. OpenBLAS reads this when it is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -42,11 +42,10 @@ _VERIFIED = "no error found, and everything was checked"
 _MISMATCH = "an error found (with --strict: or a warning)"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify audit",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Audit a GGUF: every byte must belong to one field, and every block must decode as in llama.cpp.",
         epilog=EXIT_CODES.format(verified=_VERIFIED, mismatch=_MISMATCH),
     )

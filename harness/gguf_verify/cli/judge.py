@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from .command import Command
 from .common import (
     EXIT_CODES,
     MOST_THREADS,
-    Parser,
     add_common,
     add_reports,
     asked_for,
@@ -21,6 +19,7 @@ from .common import (
     deliver,
     internal_errors,
 )
+from .parser import Parser
 
 _EPILOG = """\
 examples:
@@ -30,11 +29,10 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify judge",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Judge a product y = x·Wᵀ that any engine has computed, from captured arrays.",
         epilog=_EPILOG
         + EXIT_CODES.format(verified="every output is within its bound", mismatch="an output is outside its bound"),

@@ -10,7 +10,6 @@ from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
     EXIT_CODES,
     MOST_THREADS,
-    Parser,
     add_common,
     add_prompt,
     add_reports,
@@ -23,6 +22,7 @@ from gguf_verify.cli.common import (
     prompt_of,
     spell,
 )
+from gguf_verify.cli.parser import Parser
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.command_line import cores
 from gguf_verify.support.errors import UsageError
@@ -40,11 +40,10 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify backend",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Judge every operation of llama.cpp's graph of a model, on any device of llama.cpp, against exact "
         "results.",
         epilog=_EPILOG
