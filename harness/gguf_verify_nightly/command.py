@@ -71,6 +71,7 @@ def build_parser() -> Parser:
     run_.add_argument("--new", action="store_true", help="start a new night instead of resuming the last one")
     add_ray(run_, "run the cells")
     add_reports(run_, NightKind.NIGHT)
+    run_.show_first("config", "-j", "--new", "--ray")
     compare_ = commands.add_parser(
         "compare", help="list cells that became worse or better, or are missing, since another night"
     )

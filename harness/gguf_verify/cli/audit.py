@@ -125,6 +125,8 @@ def build_parser() -> Parser:
     )
     add_reports(parser, Kind.AUDIT, Kind.AUDITS, Kind.XRAY)
     add_common(parser)
+    parser.show_first("model", "--map", "--source", "--imatrix", "--waivers", "--strict", "--no-llama", "-v")
+    parser.show_first("--tensor", "--block", "--row", "--offset")
     return parser
 
 

@@ -246,7 +246,7 @@ def add_reports(parser: Parser, *kinds: StrEnum) -> None:
             type=output,
             default=[],
             metavar="FILE",
-            help=f"also write the report, as {_listed_endings(found)}; may be repeated; the ending of the name selects "
+            help=f"write the report as {_listed_endings(found)}; may be repeated; the ending of the name selects "
             f"the format: {formats}",
         )
     )

@@ -34,7 +34,7 @@ def build_parser() -> Parser:
         epilog=_EPILOG + EXIT_CODES.format(verified="the costs were measured", mismatch="the file is read incorrectly"),
     )
     add = parser.group(WHAT).add_argument
-    basic(add("model", type=Path, metavar="MODEL.gguf", help="the quantized file, or the first part of a split model"))
+    basic(add("model", type=Path, metavar="MODEL.gguf", help="the quantized model, or its first part"))
     basic(
         add(
             "--source",

@@ -57,6 +57,7 @@ def build_parser() -> Parser:
     add("-v", "--verbose", action="store_true", help="show the traceback of an internal error")
     add_reports(parser, Kind.JUDGEMENT)
     add_common(parser)
+    parser.show_first("model", "--tensor", "--x", "--y", "--definition", "--rows")
     return parser
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -85,6 +86,12 @@ class Parser(argparse.ArgumentParser):
         rest = [g for g in self._action_groups if g not in titled]
         self._action_groups[:] = [*rest[:2], *sorted(titled, key=lambda g: _GROUPS.index(str(g.title))), *rest[2:]]
         return made
+
+    def show_first(self, *names: str) -> None:
+        """Mark arguments for the short help (`basic`): options by a flag, others by their destination."""
+        for action in self._actions:
+            if not {*action.option_strings, action.dest}.isdisjoint(names) and action.help != argparse.SUPPRESS:
+                basic(action)
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
@@ -178,7 +185,7 @@ class Parser(argparse.ArgumentParser):
         shown = [(title, actions) for title, actions in groups if actions]
         if not shown:
             return self.format_help()
-        lines = [f"usage: {self._usage()}", "", *_filled(str(self.description))]
+        lines = [*_filled(f"usage: {self._usage()}"), "", *_filled(str(self.description))]
         for title, actions in shown:
             lines += ["", f"{title}:", *(_short_line(action) for action in actions)]
         lines += [] if self._short_epilog is None else ["", *self._short_epilog().splitlines()]
@@ -225,6 +232,4 @@ def _short_line(action: argparse.Action) -> str:
 
 
 def _filled(text: str) -> Iterable[str]:
-    import textwrap
-
-    return textwrap.wrap(text, _WIDTH)
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  " if text.startswith("usage: ") else "")

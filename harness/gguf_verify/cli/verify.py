@@ -367,9 +367,8 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _short_epilog() -> str:
     others = textwrap.wrap(f"commands: {', '.join(commands())}", 80, subsequent_indent="  ")
-    return "\n".join(
-        [*others, "exit codes: 0 verified, 1 mismatch, 2 usage, 3 machine, 4 malformed file, 5 unverified"]
-    )
+    codes = "0 verified, 1 mismatch, 2 usage, 3 machine, 4 malformed, 5 not verified"
+    return "\n".join([*others, f"exit: {codes}"])
 
 
 def _epilog() -> str:

@@ -122,6 +122,7 @@ def build_parser() -> Parser:
     add("-v", "--verbose", action="store_true", help="show every recorded node, and llama.cpp's log on stderr")
     add_reports(parser, Kind.GRAPH)
     add_common(parser)
+    parser.show_first("model", "--device", "--llama", "-n", "-ub", "-fa", "--ops", "--node", "-x", "-v")
     return parser
 
 

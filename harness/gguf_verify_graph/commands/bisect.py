@@ -114,6 +114,7 @@ def build_parser() -> Parser:
     )
     add_reports(parser, Kind.BISECTION)
     add("-v", "--verbose", action="store_true", help="show the traceback of an internal error")
+    parser.show_first("model", "--good", "--bad", "--among", "--nvrtc", "--device", "--keep")
     return parser
 
 
