@@ -190,7 +190,7 @@ def maintainer(clone: Clone) -> Iterator[Step]:
         text = clone.path(".github/workflows/kernel.yml").read_text()
         kernel = re.search(r"kernel: (\S+)", text)
         assert kernel is not None
-        args = f"--rungs layers --probes brief -n 1 {more.pop('ARGS', '')}"
+        args = f"--rungs layers --effort quick -n 1 {more.pop('ARGS', '')}"
         return {"MODEL": MODEL, "KERNEL": kernel[1], "ARGS": args, **more}
 
     def red() -> str:
@@ -233,7 +233,7 @@ def publisher(clone: Clone) -> Iterator[Step]:
         return last_line(clone.verify(1, "audit", "damaged.gguf"))
 
     def card() -> str:
-        clone.verify(0, MODEL, "--rungs", "bytes", "--source", SOURCE, "--markdown", "card.md")
+        clone.verify(0, MODEL, "--rungs", "bytes", "--source", SOURCE, "-o", "card.md")
         found = re.search(r"\| perplexity \| ([\d.]+) \| ([\d.]+) \|", clone.path("card.md").read_text())
         if found is None:
             raise Broken("the card has no perplexity")

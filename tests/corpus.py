@@ -86,7 +86,7 @@ class Run:
 
 SEED, QUICK = ("--seed", "7"), ("--threads", "1", "--progress", "never")
 HOST = ("--host", "cpu", *SEED, *QUICK)
-BRIEF = ("--probes", "brief", "-n", "2", *HOST)
+BRIEF = ("--effort", "quick", "-n", "2", *HOST)
 TWO_MATRICES = ("--tensor", r"blk\.0\.(attn_k|ffn_down)\.")
 CAPTURED = "blk.0.attn_q.weight"
 Q4_0, F16 = "fixtures/tiny-Q4_0.gguf", "fixtures/tiny-F16.gguf"
@@ -202,7 +202,7 @@ def of_models() -> Iterator[Run]:
     yield Run("fixture.costs", (Q4_0, "--source", F16, "--rungs", "bytes,tokens", *BRIEF))
     yield Run("fixture.identify", (Q4_0, "--identify", *TWO_MATRICES, *HOST))
     yield Run("fixture.sanitize", (Q4_0, "--sanitize", "--rungs", "layers", *TWO_MATRICES, *BRIEF))
-    yield Run("fixture.thorough", (Q4_0, "--thorough", "--kernel", "q8_1_mma", *TWO_MATRICES, *BRIEF))
+    yield Run("fixture.thorough", (Q4_0, "--effort", "thorough", "--kernel", "q8_1_mma", *TWO_MATRICES, *BRIEF))
 
 
 def of_foreign_kernels() -> Iterator[Run]:
@@ -253,7 +253,7 @@ def of_museum() -> Iterator[Run]:
     for exhibit in EXHIBITS.values():
         if exhibit.label.quick or exhibit.label.kind not in classes:
             kernel = f"{exhibit.path.relative_to(ROOT)}:gemm"
-            yield Run(f"museum.{exhibit.id}", ("kernel", kernel, "--probes", "brief", *HOST))
+            yield Run(f"museum.{exhibit.id}", ("kernel", kernel, "--effort", "quick", *HOST))
         classes.add(exhibit.label.kind)
 
 
@@ -265,7 +265,7 @@ def of_cases() -> Iterator[Run]:
         symbol = re.findall(r"__global__[^;{]*?(\w+)\([^()]*\)\s*\{", path.read_text())[-1]
         name = "-".join(path.relative_to(SHARED / "cases").with_suffix("").parts)
         kernel = f"{os.path.relpath(path, ROOT)}:{symbol}"
-        yield Run(f"case.{name}", ("kernel", kernel, "--probes", "brief", *HOST))
+        yield Run(f"case.{name}", ("kernel", kernel, "--effort", "quick", *HOST))
     for path in sorted((SHARED / "cases").glob("*/make.py")):
         yield Run(f"case.{path.parent.name}", ("audit", "FOLDER", "--source", F16, *SEED), partial(made_by, path))
 
@@ -350,7 +350,7 @@ def perform(full: Path, run: Run) -> str:
         argv = [a.replace("FOLDER", str(folder)) for a in run.argv]
         quiet = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         done = subprocess.run(
-            [sys.executable, "-m", "gguf_verify", *argv, "--json", str(report)], cwd=ROOT, env={**os.environ, **quiet},
+            [sys.executable, "-m", "gguf_verify", *argv, "-o", str(report)], cwd=ROOT, env={**os.environ, **quiet},
             capture_output=True, text=True, timeout=TIME_LIMIT, check=False,
         )  # fmt: skip
         found = {"exit_code": done.returncode}

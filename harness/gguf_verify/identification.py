@@ -1,4 +1,4 @@
-"""`--identify`: which definition the kernel and llama.cpp compute, for each type of a model's matrices."""
+"""`gguf-verify identify`: which definition the kernel and llama.cpp compute, for each type of a model's matrices."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def _identify_task(run: Run, kernel: Task, tensors: dict[str, Tensor]) -> Iterat
     elif isinstance(kernel, Quantizer):
         yield _quantizer(run, kernel, next(iter(tensors.values())))
     else:
-        raise UsageError("--identify is of products, dequantizers and quantizers: a repacking has one definition")
+        raise UsageError("identify is of products, dequantizers and quantizers: a repacking has one definition")
 
 
 def _task_size(kernel: Task, unit: int, seed: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from .hosts.choice import HOST_CHOICES
 from .kernels.families import DEFAULT_KERNEL, FAMILIES
 from .kernels.interface import Candidate
 from .kernels.ladder import KERNELS
-from .results.options import Options
+from .results.options import EFFORTS, Options
 from .rungs.drawn import DRAWN_RUNGS, Drawn
 from .rungs.opening import AnyKernel, Request
 from .rungs.registry import rungs_for
@@ -35,17 +35,21 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
         return ""
     usual, flags = Options(seed=options.seed), dict[str, str | None]()
     drawn = isinstance(path, Drawn)
+    cost = request.source is not None and tuple(rungs or ()) == ("bytes",)
     if isinstance(path, Drawn):
         sizes = {"-M": path.m, "-N": path.n, "-K": path.k}
         flags |= {"--type": ",".join(path.types)} if path.types else {}
         flags |= {flag: ",".join(map(str, of)) for flag, of in sizes.items() if of}
-    elif name != DEFAULT_KERNEL:
+    elif name != DEFAULT_KERNEL and not identify:
         flags["--kernel"] = name
     if (of_host := host if isinstance(host, str) else host.info().name) in HOST_CHOICES and of_host != "auto":
         flags["--host"] = of_host
-    if identify:
-        flags["--identify"] = None
-    elif rungs is not None and tuple(rungs) != tuple(name for name in rungs_for() if not drawn or name in DRAWN_RUNGS):
+    if (
+        not identify
+        and not cost
+        and rungs is not None
+        and tuple(rungs) != tuple(name for name in rungs_for() if not drawn or name in DRAWN_RUNGS)
+    ):
         flags["--rungs"] = ",".join(rungs)
     if prompt_file is not None:
         flags["-f"] = str(prompt_file)
@@ -53,7 +57,7 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
         flags["-p"] = options.prompt
     values = {
         "-n": "n_predict", "-c": "ctx_size", "-s": "seed", "-t": "threads", "--tensor": "tensor",
-        "--reference": "reference", "--llama": "llama", "--probes": "probes", "--order": "order",
+        "--reference": "reference", "--llama": "llama", "--order": "order",
         "--time-limit": "time_limit",
         "--kernel-time-limit": "kernel_time_limit", "--only-call": "only_call", "--sandbox": "sandbox",
         "--kernel-memory": "kernel_memory", "--exact-on": "exact_on",
@@ -62,6 +66,12 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
         value = getattr(options, field)
         if field == "seed" or value != getattr(usual, field):
             flags[flag] = f"{value:g}" if isinstance(value, float) else str(value)
+    effort = {"probes": options.probes, "thorough": options.thorough}
+    named = next((name for name, sets in EFFORTS.items() if sets == effort), None)
+    if named is None:  # only in Python
+        flags |= {"--probes": options.probes} | ({"--thorough": None} if options.thorough else {})
+    elif named != "full":
+        flags["--effort"] = named
     if options.budget is not None:
         flags["--budget"] = in_words(options.budget)
     if options.declare:
@@ -71,14 +81,16 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
     }
     switches = {
         "--repack": options.repack,
-        "--thorough": options.thorough,
         "--sanitize": options.sanitize,
         "--exitfirst": options.exit_first,
     }
     flags |= {flag: None for flag, asked in switches.items() if asked}
-    files = {"--source": request.source, "--source-text": request.source_text, "--waivers": request.waivers}
+    text = "--text" if cost else "--source-text"
+    files = {"--source": request.source, text: request.source_text, "--waivers": request.waivers}
     flags |= {flag: str(file) for flag, file in files.items() if file is not None}
-    return command_line(name, flags, "kernel") if drawn else command_line(str(path), flags)
+    if identify:
+        return command_line(name, flags, "identify", "" if drawn else str(path))
+    return command_line(name, flags, "kernel") if drawn else command_line(str(path), flags, "cost" if cost else "")
 
 
 def _name_of(kernel: AnyKernel) -> str | None:

@@ -12,6 +12,7 @@ pytest imports this module in every session, so its functions import what they n
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import re
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .results.options import Options
     from .results.products import GemmRecord
     from .results.report import Report
+    from .support.settings import Settings
 
 _SHARED = pytest.StashKey[Path]()
 _CLAIM = "gguf-verify"
@@ -40,11 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gguf-kernel", metavar="KERNEL", help="the kernel to verify: a name, FILE.py:NAME or FILE.cu:SYMBOL"
     )
     group.addoption("--gguf-host", metavar="HOST", default="auto", help="where the kernel runs, as --host takes it")
+    group.addoption(
+        "--gguf-effort",
+        choices=("quick", "full", "thorough"),
+        help="how thorough, as --effort takes it (default: full)",
+    )
     group.addoption("--gguf-tensor", metavar="REGEX", help="verify only tensors whose name matches")
     group.addoption("--gguf-prompt", metavar="TEXT", help="the prompt whose activations are multiplied")
-    group.addoption(
-        "--gguf-probes", choices=("full", "brief"), default="full", help="how many further shapes, as --probes takes it"
-    )
+    group.addoption("--gguf-probes", choices=("full", "brief"), help=argparse.SUPPRESS)  # of the previous release
     group.addoption(
         "--gguf-kernel-time-limit", type=float, metavar="SECONDS", help="of one call, as --kernel-time-limit takes it"
     )
@@ -103,10 +108,14 @@ def verify_kernel(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 
 def _options(config: pytest.Config, **other: Any) -> Options:
-    """The command line's defaults, except for the given options."""
-    from .results.options import Options
+    """The command line's defaults, except for the settings of the project and the given options."""
+    from .results.options import EFFORTS, Options
 
-    chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
+    settings = _settings(config)
+    chosen: dict[str, Any] = dict(EFFORTS[config.getoption("--gguf-effort") or "full"])
+    chosen |= {} if settings is None else settings.of_options
+    if config.getoption("--gguf-probes") is not None:
+        chosen["probes"] = config.getoption("--gguf-probes")
     if config.getoption("--gguf-seed") is not None:
         chosen["seed"] = config.getoption("--gguf-seed")
     if config.getoption("--gguf-kernel-time-limit") is not None:
@@ -114,6 +123,25 @@ def _options(config: pytest.Config, **other: Any) -> Options:
     if config.getoption("--gguf-prompt") is not None:
         chosen["prompt"] = config.getoption("--gguf-prompt")
     return Options(**(chosen | other))
+
+
+def _settings(config: pytest.Config) -> Settings | None:
+    """The settings of the project in which pytest was started."""
+    from .support.errors import UsageError
+    from .support.settings import read_settings
+
+    try:
+        return read_settings(config.invocation_params.dir)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """The settings, and advice on an option of the previous release."""
+    settings = _settings(config)
+    said = [] if settings is None else [f"gguf-verify: {settings.words}"]
+    old = config.getoption("--gguf-probes") is not None
+    return [*said, *(["gguf-verify: --gguf-probes is now --gguf-effort"] if old else [])]
 
 
 # ---- xdist -----------------------------------------------------------------------------------------------------------
@@ -165,12 +193,12 @@ class _Model(pytest.Collector):
     def collect(self) -> Iterator[pytest.Item]:
         from .gguf.matrices import may_be_matrix
         from .gguf.model import open_model
-        from .hosts.choice import HOST_CHOICES
+        from .hosts.choice import HOST_CHOICES, host_named
         from .support.errors import HarnessError
         from .support.text import printable
 
         option = self.config.getoption
-        if option("--gguf-host") not in HOST_CHOICES:
+        if host_named(option("--gguf-host")) not in HOST_CHOICES:
             raise pytest.UsageError(f"--gguf-host: choose one of {', '.join(HOST_CHOICES)}")
         try:
             pattern = re.compile(option("--gguf-tensor") or "")

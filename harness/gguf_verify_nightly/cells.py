@@ -81,7 +81,7 @@ class CellRun:
             env.pop("PYTHONHOME", None)
             if self.nvrtc is not None:
                 env[NVRTC] = str(self.nvrtc[1])
-            command = [*self.command, "--json", str(report)]
+            command = [*self.command, "-o", str(report)]
             ended = processes.run(command, self.time_limit, env, folder, grace=self.grace)
             if how := killed(ended):
                 return Killed(self.key, how, ended.seconds)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
-    Parser,
     add_detail,
     add_ray,
     add_reports,
@@ -22,7 +21,8 @@ from gguf_verify.cli.common import (
     print_lines,
 )
 from gguf_verify.cli.files import check_outputs, files_of
-from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
+from gguf_verify.cli.parser import Parser
+from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError, say
 from gguf_verify.support.text import printable
 
 from .report.writers import NightKind
@@ -50,23 +50,21 @@ exit codes
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the argument parser of this command."""
     from .config import REFERENCE
 
-    parser: argparse.ArgumentParser = Parser(
+    parser = Parser(
         prog="gguf-verify nightly",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EPILOG,
         description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
     )
     parser.set_defaults(detail=0)
     commands = parser.add_subparsers(dest="command", required=True, metavar="run|compare|status|pin")
-    run_ = commands.add_parser(
+    run_: Parser = commands.add_parser(
         "run",
         help="run the matrix, or resume an interrupted night",
         epilog=f"A configuration with every key:\n\n{REFERENCE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run_.add_argument("config", type=Path, metavar="CONFIG.toml")
     run_.add_argument(
@@ -76,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_ray(run_, "run the cells")
     add_detail(run_, "every cell that is not verified")
     add_reports(run_, NightKind.NIGHT)
+    run_.show_first("config", "-j", "--new", "--ray")
     compare_ = commands.add_parser(
         "compare", help="list cells that became worse or better, or are missing, since another night"
     )
@@ -131,6 +130,8 @@ def _run(args: argparse.Namespace) -> int:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
     check_outputs(args.outputs, files_of(config, config.folder))
+    if config.project is not None:
+        say(config.project.words)
     files = asked_for(args, NightKind.NIGHT)
     night = run_night(config, Settings(jobs=args.jobs, new=args.new, ray=args.ray, terminal=on_terminal()))
     earlier: list[Night] = []

@@ -16,12 +16,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gguf_verify.formats.tensor_types import FILE_TYPES
-from gguf_verify.hosts.choice import HOST_CHOICES, HOSTS
+from gguf_verify.hosts.choice import HOST_CHOICES, HOSTS, host_named
 from gguf_verify.kernels.families import DEFAULT_KERNEL, FAMILIES
 from gguf_verify.kernels.foreign.names import file_of, names_foreign
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.results.options import DEFAULT_PROMPT
 from gguf_verify.support.errors import UsageError
+from gguf_verify.support.settings import Settings, read_settings
 from gguf_verify.support.text import printable
 from gguf_verify.support.toml import Mistake, read_toml, typed
 from gguf_verify.waivers import Waiver, read_waivers
@@ -153,6 +154,7 @@ class Config:
         prompts: name → text.
         variants: name → llama.cpp.
         known: the waivers in the file `file.waivers`.
+        project: the settings of the project that holds the configuration; its keys take precedence over them.
     """
 
     path: Path
@@ -163,6 +165,7 @@ class Config:
     prompts: dict[str, str]
     variants: dict[str, Variant]
     known: tuple[Waiver, ...] = ()
+    project: Settings | None = None
 
     @property
     def folder(self) -> Path:
@@ -235,6 +238,7 @@ class Config:
             "n_predict": str(file.n_predict), "threads": str(file.threads), "time_limit": f"{file.time_limit:g}",
             "prompts": _digest(self.prompts), "variants": _digest(self.variants),
             "waivers": _digest({w.words: w.reason for w in self.known}),
+            "project": _digest({} if self.project is None else self.project.values),
         }  # fmt: skip
 
 
@@ -254,6 +258,7 @@ def read_config(path: Path) -> Config:
 
 def _config(path: Path, table: dict[str, Any]) -> Config:
     file = typed(table, ConfigFile, "")
+    file = msgspec.structs.replace(file, hosts=[host_named(name) for name in file.hosts])
     folder = path.absolute().parent
     history = folder / file.history
     if history.is_dir() or not history.parent.is_dir():
@@ -262,7 +267,7 @@ def _config(path: Path, table: dict[str, Any]) -> Config:
     _check_name("name", name)
     models, prompts, variants = _models(file, folder), _prompts(file.prompts), _variants(file.variants)
     known = () if file.waivers is None else read_waivers(folder / file.waivers)
-    config = Config(path, file, name, history, models, prompts, variants, known)
+    config = Config(path, file, name, history, models, prompts, variants, known, read_settings(folder))
     _check_known("keep_reports", file.keep_reports, KEEP_REPORTS, "unknown value")
     _check_hosts("hosts", file.hosts)
     _check_kernels(config)
@@ -406,6 +411,10 @@ def _prompts(table: dict[str, Any] | None) -> dict[str, str]:
 
 def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
     variants = {"installed": Variant()} if table is None else _named("variants", table, Variant)
+    variants = {
+        name: v if v.hosts is None else msgspec.structs.replace(v, hosts=[*map(host_named, v.hosts)])
+        for name, v in variants.items()
+    }
     for name, variant in variants.items():
         if variant.version is not None and not _VERSION.fullmatch(variant.version):
             raise Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")

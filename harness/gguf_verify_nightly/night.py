@@ -295,19 +295,23 @@ class _Runner:
                 "--seed", str(self._seed), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
                 "--reference", variant.reference,
                 *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
+                *([] if config.project is None else config.project.flags(_OF_KERNELS)),
                 *(["--jobs", "1"] if self._jobs > 1 else []),  # other cells use the cores, too
             ]  # fmt: skip
         return [
             *(self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", name]), str(model),
             f"--prompt={config.prompts[key.prompt]}", "-n", str(config.file.n_predict),
             "-t", str(config.file.threads), "--time-limit", f"{config.file.time_limit:g}",
-            *(["--repack"] if variant.repack else []), *own,
+            *(["--repack"] if variant.repack else []),
+            *([] if config.project is None else config.project.flags(("sandbox",))), *own,
         ]  # fmt: skip
 
     def _say(self, line: str) -> None:
         self._settings.say(line)
 
 
+#: Settings of the project (`support.settings`) that apply to runs of kernels only.
+_OF_KERNELS = ("kernel_time_limit", "kernel_memory", "imports", "loads")
 #: Prefix in a fingerprint of the name of a file that a kernel opened.
 _OPENED = "the kernel's file "
 

@@ -255,7 +255,7 @@ def test_a_verification(tmp_path: Path, gpu: Host) -> None:
 def test_not_in_a_sandbox(tmp_path: Path) -> None:
     """A launch that cannot be checked is no fault of the kernel's."""
     (tmp_path / "kernel.cu").write_text(EXAMPLE)
-    arguments = ("--host", "gpu", "--tensor", r"blk\.0\.attn_q\.", "--rungs", "layers", "--probes", "brief")
+    arguments = ("--host", "gpu", "--tensor", r"blk\.0\.attn_q\.", "--rungs", "layers", "--effort", "quick")
     done = cli(FIXTURES / "tiny-Q4_0.gguf", "--kernel", f"{tmp_path / 'kernel.cu'}:gemm", *arguments, "--sanitize")
     assert done.returncode == 3
     assert "add --sandbox none" in done.stderr

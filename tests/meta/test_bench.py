@@ -37,7 +37,7 @@ def measured(part: Any, kind: type[records.R], file: Path, *words: str) -> tuple
 
 
 def test_a_verification_and_llama_cpp_are_timed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("--tokens", "9", "-n", "1", "--options", "--rungs bytes,blocks --probes brief")
+    words = ("--tokens", "9", "-n", "1", "--options", "--rungs bytes,blocks --effort quick")
     code, run = measured(verify, records.Run, tmp_path / "results.json", *words)
     assert (code, run.verdict, run.host) == (0, "verified", "cpu")
     assert list(run.rungs) == ["bytes", "blocks"]

@@ -31,7 +31,7 @@ def gemm(weights, activations, shape):
     return (products + sums[:, None] * w["m"].astype(np.MINIMUM)).sum(axis=-1, dtype=np.float32)
 """
 
-RUN = (FIXTURES / "tiny-Q5_1.gguf", "--rungs", "blocks", "--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
+RUN = (FIXTURES / "tiny-Q5_1.gguf", "--rungs", "blocks", "--tensor", r"blk\.0\.attn_k\.", "--effort", "quick")
 
 
 def recipe() -> str:

@@ -10,7 +10,7 @@ from tests.support.tools import FIXTURES, flat, patched_block
 
 MODEL = FIXTURES / "tiny-Q4_0.gguf"
 #: One small matrix is enough for a verdict.
-ONE_MATRIX = ("--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
+ONE_MATRIX = ("--tensor", r"blk\.0\.attn_k\.", "--effort", "quick")
 
 
 # ---- a fault ---------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_a_new_rung_is_one_file(tmp_path: Path) -> None:
     before = copy.cli(MODEL, "--rungs", "bytes,tall")
     assert (before.returncode, "no rung is called tall" in before.stderr) == (2, True), before.stderr
     copy.add("harness/gguf_verify/rungs/tall.py", TALL)
-    some = copy.cli(MODEL, "--rungs", "bytes,tall", "--tensor", "ffn_up", "--json", tmp_path / "run.json")
+    some = copy.cli(MODEL, "--rungs", "bytes,tall", "--tensor", "ffn_up", "-o", tmp_path / "run.json")
     assert some.returncode == 0, some.stdout + some.stderr
     assert '"Has every matrix many rows?"' in (tmp_path / "run.json").read_text()
     wrong = copy.cli(MODEL, "--rungs", "bytes,tall")

@@ -48,7 +48,7 @@ def report(wrong: bool = False, **options: Any) -> Report:
     file = msgspec.structs.replace(e.file, path="/models/my.gguf", size=len(MODEL), sha256=(digest(MODEL),))
     usual = {name: getattr(e.options, name) for name in Options.__dataclass_fields__}
     made.environment = msgspec.structs.replace(e, file=file, options=Options(**(usual | options)))
-    made.command = "gguf-verify /models/my.gguf --kernel /home/me/kernels/my.cu:gemm --probes brief"
+    made.command = "gguf-verify /models/my.gguf --kernel /home/me/kernels/my.cu:gemm --effort quick"
     return made
 
 

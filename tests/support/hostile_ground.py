@@ -85,15 +85,15 @@ class Ground:
 
 def command(model: Path, kernel: str, report: Path, *more: str) -> list[str]:
     """The command line of a short verification. Options that come again take the place of those before."""
-    short = ["--host", "cpu", "--rungs", "blocks", "--probes", "brief", "--tensor", "blk.0.attn_[qk]"]
+    short = ["--host", "cpu", "--rungs", "blocks", "--effort", "quick", "--tensor", "blk.0.attn_[qk]"]
     limits = ["-t", "1", "--time-limit", "30", "--kernel-time-limit", "5"]
     run = [sys.executable, "-P", "-m", "gguf_verify", str(model), "--kernel", kernel, *short, *limits]
-    return [*run, "--json", str(report), *more]
+    return [*run, "-o", str(report), *more]
 
 
 def audit_command(model: Path, report: Path) -> list[str]:
     """The command line of an audit."""
-    return [sys.executable, "-P", "-m", "gguf_verify", "audit", str(model), "--json", str(report)]
+    return [sys.executable, "-P", "-m", "gguf_verify", "audit", str(model), "-o", str(report)]
 
 
 def _write_mixed(path: Path) -> None:

@@ -15,7 +15,7 @@ import time
 
 model = sys.argv[1]
 word, *rest = next(a for a in sys.argv if a.startswith("--prompt=")).removeprefix("--prompt=").split()
-target = sys.argv[sys.argv.index("--json") + 1]
+target = sys.argv[sys.argv.index("-o") + 1]
 device = next((a.removeprefix("--device=") for a in sys.argv if a.startswith("--device=")), "")
 kernel = "backend" if device else sys.argv[sys.argv.index("--kernel") + 1]
 

@@ -36,7 +36,7 @@ LEGACY = {name: fmt for name, fmt in FORMATS.items() if fmt.legacy}
 
 def cli(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, with the brief probe plan."""
-    command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), *map(str, args), "--probes", "brief"]
+    command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), *map(str, args), "--effort", "quick"]
     env = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
 
@@ -55,7 +55,7 @@ def command_here(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def cli_here(*arguments: object) -> subprocess.CompletedProcess[str]:
     """As `cli`, in this process: for what does not depend on a process of its own."""
-    return command_here(*arguments, "--probes", "brief")
+    return command_here(*arguments, "--effort", "quick")
 
 
 def flat(text: str) -> str:

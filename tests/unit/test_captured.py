@@ -168,7 +168,7 @@ def _written(folder: Path, name: str, array: Any, **more: Any) -> Path:
 
 def test_the_command(case: Case, tmp_path: Path) -> None:
     x, y, out = _written(tmp_path, "x", case.x), _written(tmp_path, "y", case.y("q8_1")), tmp_path / "j.json"
-    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", y, MODEL, "--json", out, "-t", 1)
+    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", y, MODEL, "-o", out, "-t", 1)
     assert done.returncode == 0, done.stderr
     assert "VERIFIED as q8_1" in done.stdout
     made = json.loads(out.read_text())

@@ -123,9 +123,9 @@ def test_headlines(
 def test_a_brief_run_is_named() -> None:
     found = report()
     for check in ("shapes", "schedules"):
-        found.rungs[2].omit(check, "--probes brief", "brief")
+        found.rungs[2].omit(check, "--effort quick", "brief")
     assert run_words.headline(found) == "VERIFIED (brief)"
-    assert found.shortened == ["other shapes: --probes brief", "other orders of threads: --probes brief"]
+    assert found.shortened == ["other shapes: --effort quick", "other orders of threads: --effort quick"]
 
 
 def test_one_call_is_no_more_than_that() -> None:
@@ -174,7 +174,7 @@ def test_a_kernel_that_never_ran_is_not_named_as_verified(flag: str) -> None:
 def test_a_certificate_of_a_shortened_run_is_not_a_whole_one(tmp_path: Path, options: dict[str, Any]) -> None:
     found = certificates.report(**options)
     if options.get("probes") == "brief":
-        found.rungs[2].omit("shapes", "--probes brief", "brief")
+        found.rungs[2].omit("shapes", "--effort quick", "brief")
     statement = certificates.statement(found)
     checked = compare(
         statement, canonical(statement), certificates.files(tmp_path), here=certificates.HERE, unsigned=True

@@ -10,7 +10,7 @@ import sys
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from gguf_verify import cli
-from gguf_verify.cli.common import Parser
+from gguf_verify.cli.parser import Parser
 
 from .measure import all_measures
 

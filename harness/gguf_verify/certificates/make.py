@@ -139,7 +139,7 @@ def _asked(report: Report, asked: tuple[str, ...] | None) -> dict[str, Any]:
     left_out = [f"rungs not requested: {', '.join(missing)}"] if missing else []
     left_out += report.shortened
     left_out += [
-        f"{rung.sampled.what} of large matrices that were not sampled, in the {rung.name} rung (--thorough judges all)"
+        f"{rung.sampled.what} of large matrices that were not sampled, in the {rung.name} rung (--effort thorough: all)"
         for rung in report.rungs if rung.sampled is not None
     ]  # fmt: skip
     return {

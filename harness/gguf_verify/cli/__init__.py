@@ -10,10 +10,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HarnessError, limit_reached, say, signal_of
+from ..support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    EXIT_VERIFIED,
+    HarnessError,
+    limit_reached,
+    say,
+    signal_of,
+)
 from ..support.files import inputs_kept
 from ..support.inert import inert_streams
-from ..support.output import delivered
+from ..support.output import delivered, write
 from ..support.supported import check_machine
 from .interrupts import as_started_alone, interruptible
 
@@ -68,16 +77,43 @@ def _run(argv: list[str]) -> int:
     # Imported late so that a signal during the slow imports (NumPy and others) is handled too.
     from .command import find
 
+    if not argv:  # not a success: in a script, an empty variable must not look like a verdict
+        sys.stderr.write(_start_page())
+        return EXIT_USAGE
     if argv[:1] == ["help"] and not os.path.exists("help"):
+        if len(argv) == 1:
+            write(_start_page())
+            return EXIT_VERIFIED
         argv = [*argv[1:2], "--help"]
-    command = find(argv[0]) if argv else None
+    command = find(argv[0])
     if command is not None:
         return command.run(argv[1:])
-    if argv:
-        _check_first(argv[0])
+    _check_first(argv[0])
     default = find(DEFAULT)
     assert default is not None
     return default.run(argv)
+
+
+#: The first lines of the help text without arguments.
+_START = """\
+Verify that a quantized-GEMM kernel computes what llama.cpp computes.
+
+  gguf-verify MODEL.gguf                      verify the kernels of this project
+  gguf-verify MODEL.gguf --kernel FILE.cu     verify your kernel on a model
+  gguf-verify kernel FILE.cu                  verify it on random data
+  gguf-verify new-kernel FILE.cu              write a kernel to start from
+  gguf-verify audit MODEL.gguf                check the file by itself
+
+commands:
+"""
+
+
+def _start_page() -> str:
+    """Return the help text without arguments."""
+    from .command import commands
+
+    listed = "".join(f"  {command.name:<19}{command.summary}\n" for command in commands().values())
+    return f"{_START}{listed}\nOptions: gguf-verify -h, or gguf-verify COMMAND -h\n"
 
 
 def _check_first(word: str) -> None:

@@ -21,7 +21,6 @@ from .command import Command
 from .common import (
     EXIT_CODES,
     MOST_THREADS,
-    Parser,
     add_common,
     add_detail,
     add_ray,
@@ -35,6 +34,7 @@ from .common import (
     on_terminal,
     spell,
 )
+from .parser import Parser
 
 # An audit multiplies no matrices, and idle threads of NumPy's BLAS spin. OpenBLAS reads this when it is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -43,11 +43,10 @@ _VERIFIED = "no error found, and everything was checked"
 _MISMATCH = "an error found (with --strict: or a warning)"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify audit",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Audit a GGUF: every byte must belong to one field, and every block must decode as in llama.cpp.",
         epilog=EXIT_CODES.format(verified=_VERIFIED, mismatch=_MISMATCH),
     )
@@ -127,6 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_reports(parser, Kind.AUDIT, Kind.AUDITS, Kind.XRAY)
     add_common(parser)
+    parser.show_first("model", "--map", "--source", "--imatrix", "--waivers", "--strict", "--no-llama", "-v")
+    parser.show_first("--tensor", "--block", "--row", "--offset")
     return parser
 
 

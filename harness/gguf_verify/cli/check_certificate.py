@@ -12,7 +12,8 @@ from ..support.command_line import shown
 from ..support.errors import EXIT_MISMATCH, UsageError
 from ..support.text import printable
 from .command import Command
-from .common import Parser, internal_errors, print_lines
+from .common import internal_errors, print_lines
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..certificates.check import Checked, Line, Signature
@@ -32,11 +33,10 @@ exit codes:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify check-certificate",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EPILOG,
         description="Compare a certificate of --certificate with the files that it lists, with this installation and\n"
         "with a signature.",

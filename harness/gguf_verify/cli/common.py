@@ -10,13 +10,14 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..processes.sandbox import MODES
-from ..report.writer import Form, Writer, every_writer, terminal
+from ..report.writer import Form, Writer, every_writer, terminal, writer_of, writers
 from ..results.report import Report
 from ..support.blas import load_numpy
 from ..support.command_line import program, quoted
@@ -30,12 +31,11 @@ from ..support.errors import (
     say,
 )
 from ..support.files import read_input, write_output
-from ..support.near import nearest
 from ..support.output import write, write_lines
 from ..support.text import printable
-from ..support.version import project_version
-from .files import output, overwrites, take_files
+from .files import output, overwrites
 from .interrupts import came, undisturbed
+from .parser import LIMITS, REPORTS, WHAT, WHERE, Old, Parser, basic
 
 MOST_THREADS = 512
 MOST_PROMPT_BYTES = 1 << 24
@@ -54,10 +54,12 @@ After a signal, results so far are reported; if one is a mismatch, the code is 1
 """
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(parser: Parser) -> None:
     """Add the options that every command on a model takes."""
-    add = parser.add_argument
-    add("-t", "--threads", type=int, default=0, metavar="N", help="number of threads (default: one per core)")
+    parser.group(WHERE).add_argument(
+        "-t", "--threads", type=int, default=0, metavar="N", help="number of threads (default: one per core)"
+    )
+    add = parser.group(LIMITS).add_argument
     add(
         "--time-limit",
         type=float,
@@ -73,13 +75,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "guard against accidents) or none; auto takes the first that works here, and the report names it "
         "(default: %(default)s)",
     )
-    add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 
-def add_prompt(parser: argparse.ArgumentParser, default: str) -> None:
+def add_prompt(parser: Parser, default: str) -> None:
     """Add `-p` and `-f`, for commands that evaluate a prompt; `prompt_of` reads them."""
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("-p", "--prompt", default=None, help=f"the prompt (default: {default!r})")
+    prompt = parser.group(WHAT).add_mutually_exclusive_group()
+    basic(
+        prompt.add_argument("-p", "--prompt", default=None, metavar="TEXT", help=f"the prompt (default: {default!r})")
+    )
     prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the prompt from this file")
 
 
@@ -96,13 +99,14 @@ def prompt_of(args: argparse.Namespace, default: str) -> str:
         raise UsageError(f"cannot read the prompt {printable(args.file.name)}: {error}") from None
 
 
-def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
+def add_ray(parser: Parser, what: str) -> None:
     """Add `--ray`; `what` is the work that the command distributes."""
-    parser.add_argument(
+    parser.group(WHERE).add_argument(
         "--ray",
+        type=lambda address: None if address == "none" else address,
         metavar="ADDRESS",
         help=f"{what} in processes of Ray, in the cluster at ADDRESS (HOST:PORT, ray://HOST:PORT or auto) or on this "
-        "machine (local)",
+        "machine (local); none: without Ray (default: none)",
     )
 
 
@@ -110,9 +114,9 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
 MOST_JOBS = 256
 
 
-def add_jobs(parser: argparse.ArgumentParser) -> None:
+def add_jobs(parser: Parser) -> None:
     """Add `--jobs`, for commands that judge in several processes of this machine."""
-    parser.add_argument(
+    parser.group(WHERE).add_argument(
         "-j",
         "--jobs",
         type=int,
@@ -123,83 +127,36 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line that suggests a correction. It raises UsageError instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UsageError."""
-        raise UsageError(f"{printable(message, 600)}; see {self.prog} --help", "usage")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse, and check that outputs overwrite no input. Raises UsageError."""
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            first = str(unknown[0])
-            near = nearest(first.partition("=")[0], self._option_string_actions) if first.startswith("-") else ""
-            flags = "unknown option" if first.startswith("-") else "unexpected argument"
-            raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
-        take_files(found, self)
-        return found
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Write a help text. argparse's own method hides a failed write."""
-        write(message)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise our own message: argparse's has no "did you mean", and differs between versions of Python."""
-        if action.choices is not None and value not in action.choices:
-            known = [str(choice) for choice in action.choices]
-            what = "/".join(action.option_strings) or action.metavar or action.dest
-            there = f"{what} takes {', '.join(known)}"
-            raise UsageError(f"{what} {printable(str(value), 100)!r}: {nearest(str(value), known)}{there}", "usage")
-
-
-class LateEpilog(Parser):
-    """A parser whose epilog is built only when its help is shown."""
-
-    def __init__(self, *args: Any, late_epilog: Callable[[], str], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._late_epilog = late_epilog
-
-    def format_help(self) -> str:
-        """Return the help text, with the epilog."""
-        self.epilog = self._late_epilog()
-        return super().format_help()
-
-
-class _ShowVersion(argparse.Action):
-    """Show the version. argparse's own action needs the version at once, a look-up that every command would pay for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_args: object) -> None:
-        write_lines(f"gguf-verify {project_version()}")
-        parser.exit()
-
-
-def add_detail(parser: argparse.ArgumentParser, more: str, most: str = "") -> None:
+def add_detail(parser: Parser, more: str, most: str = "") -> None:
     """Add `-q`, `-v`, `-vv` and `--color`, for commands that print a report; `form` reads them.
 
     Args:
         more, most: what -v and -vv add to the report; "": -vv adds nothing.
     """
-    level = parser.add_mutually_exclusive_group()
-    level.add_argument(
-        "-q",
-        "--quiet",
-        action="store_const",
-        const=-1,
-        default=0,
-        dest="detail",
-        help="print only the verdict, in one line, and no progress",
+    reports = parser.group(REPORTS)
+    level = reports.add_mutually_exclusive_group()
+    basic(
+        level.add_argument(
+            "-q",
+            "--quiet",
+            action="store_const",
+            const=-1,
+            default=0,
+            dest="detail",
+            help="print only the verdict, in one line, and no progress",
+        )
     )
-    level.add_argument(
-        "-v",
-        "--verbose",
-        action="count",
-        default=0,
-        dest="detail",
-        help=f"also show {more}" + (f"; -vv: also {most}" if most else ""),
+    basic(
+        level.add_argument(
+            "-v",
+            "--verbose",
+            action="count",
+            default=0,
+            dest="detail",
+            help=f"also show {more}" + (f"; -vv: also {most}" if most else ""),
+        )
     )
-    parser.add_argument(
+    reports.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
@@ -280,33 +237,99 @@ def check_regex(pattern: str | None, flag: str = "--tensor") -> None:
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
-#: Requested report files: writer → path.
-Files = Mapping[Writer, Path]
+
+@dataclass(frozen=True)
+class ReportFile:
+    """A requested report file.
+
+    Args:
+        writer, path: its format and its path.
+        named: the user named the file. If `--report-dir` did, the file is omitted if the result has nothing to show.
+    """
+
+    writer: Writer
+    path: Path
+    named: bool = True
 
 
-def add_reports(parser: argparse.ArgumentParser, *kinds: StrEnum) -> None:
-    """Add the flag of each writer that can write one of these kinds of result."""
-    for writer in every_writer(type(kinds[0])):
-        if writer.flag is not None and not writer.renders.keys().isdisjoint(kinds):
-            parser.add_argument(writer.flag, type=output, metavar="FILE", help=writer.help)
+#: Requested report files.
+Files = Sequence[ReportFile]
+
+
+class _OldReport(Old):
+    """`--json FILE` and the like, which `-o` replaces: adds (writer, path) to the files of `-o`."""
+
+    def __init__(self, *args: Any, writer: Writer, **kwargs: Any) -> None:
+        super().__init__(*args, now=f"-o {writer.file}", **kwargs)
+        self._writer = writer
+
+    def value(self, namespace: Any, values: Any) -> Any:
+        """Add the file, and remember its format, which its name need not tell."""
+        namespace.report_formats = {**getattr(namespace, "report_formats", {}), values: self._writer}
+        return [*(namespace.reports or ()), values]
+
+
+def add_reports(parser: Parser, *kinds: StrEnum) -> None:
+    """Add `-o` and `--report-dir`, for the writers that can write one of these kinds of result."""
+    found = [w for w in every_writer(type(kinds[0])) if w.flag is not None and not w.renders.keys().isdisjoint(kinds)]
+    formats = "; ".join(f"{' and '.join(_shown_endings(w))}: {w.help}" for w in found)
+    group = parser.group(REPORTS)
+    basic(
+        group.add_argument(
+            "-o",
+            "--output",
+            dest="reports",
+            action="append",
+            type=output,
+            default=[],
+            metavar="FILE",
+            help=f"write the report as {_listed_endings(found)}; may be repeated; the ending of the name selects "
+            f"the format: {formats}",
+        )
+    )
+    basic(
+        group.add_argument(
+            "--report-dir",
+            type=Path,
+            metavar="DIR",
+            help=f"write all reports into this folder; they are named {', '.join(sorted(w.file for w in found))}",
+        )
+    )
+    for writer in found:
+        parser.add_argument(str(writer.flag), action=_OldReport, dest="reports", type=output, writer=writer)
+    parser.set_defaults(report_names=frozenset(writer.file for writer in found))
+
+
+def _shown_endings(writer: Writer) -> list[str]:
+    return [end for end in writer.endings if end.startswith(".")] or list(writer.endings)
+
+
+def _listed_endings(found: Sequence[Writer]) -> str:
+    return ", ".join(_shown_endings(w)[0] for w in found if w.endings[0].startswith("."))
 
 
 def asked_for(args: argparse.Namespace, kind: StrEnum) -> Files:
     """Return the requested report files for a kind of result.
 
-    Raises UsageError if one of them cannot show this kind.
+    Raises UsageError if one of them has an unknown ending, or a format that cannot show this kind.
     """
-    flags = {
-        w: path
-        for w in every_writer(type(kind))
-        if w.flag is not None and (path := getattr(args, w.argument, None)) is not None
-    }
-    for writer, path in flags.items():
+    able = [w for w in writers(kind) if w.flag is not None]
+    made = []
+    for path in args.reports:
+        old: Writer | None = getattr(args, "report_formats", {}).get(path)
+        writer = old or writer_of(path.name, every_writer(type(kind)))
+        if writer is None:
+            ends = ", ".join(dict.fromkeys(end for w in able for end in w.endings))
+            raise UsageError(f"-o {printable(str(path), 100)}: the ending selects the format; known endings: {ends}")
         if kind not in writer.renders:
-            raise UsageError(f"{writer.flag} cannot write this kind of result: {kind}")
-        if writer.suffixes and path.suffix not in writer.suffixes:
+            which = f"-o {printable(str(path), 100)}" if old is None else str(writer.flag)
+            raise UsageError(f"{which} cannot write this kind of result: {kind}")
+        if old is not None and writer.suffixes and path.suffix not in writer.suffixes:
             raise UsageError(f"{writer.flag} writes {' or '.join(f'FILE{s}' for s in writer.suffixes)}")
-    return flags
+        made.append(ReportFile(writer, path))
+    if args.report_dir is not None:
+        made += [ReportFile(writer, args.report_dir / writer.file, named=False) for writer in able]
+    return made
 
 
 #: Width in columns of a report that goes to a pipe.
@@ -364,10 +387,16 @@ def deliver(kind: StrEnum, result: Any, exit_code: int, shown: Form | None = Non
 
 def write_files(kind: StrEnum, result: Any, exit_code: int, files: Files | None) -> int:
     """Write the result to the requested files; returns the exit code as `deliver` does."""
-    for writer, path in (files or {}).items():
+    for file in files or ():
+        path = file.path
         try:
             check_kernel(path, result)
-            made = writer.renders[kind](result, Form(suffix=path.suffix))
+            try:
+                made = file.writer.renders[kind](result, Form(suffix=path.suffix.lower()))
+            except EnvironmentFault:
+                if file.named:
+                    raise
+                continue  # there is nothing to show
             write_output(path, made.encode() if isinstance(made, str) else made)
         except OSError as error:
             say(f"cannot write {printable(str(path))}: {error.strerror}")

@@ -8,8 +8,9 @@ from types import ModuleType
 
 from ..support.errors import EnvironmentFault
 from .command import Command, commands
-from .common import Parser, print_lines
+from .common import print_lines
 from .files import actions_of, output
+from .parser import Parser
 
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
 _EPILOG = """\
@@ -21,11 +22,10 @@ for example:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify completion",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EPILOG,
         description="Print a completion script for gguf-verify's commands, options and files.",
     )

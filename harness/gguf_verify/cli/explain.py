@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from ..support.messages import MESSAGES
 from ..support.near import nearest
 from ..support.text import printable, sentence
 from .command import Command
-from .common import Parser, print_lines
+from .common import print_lines
+from .parser import Parser
 
 _WIDTH = 80
 _EFFECTS = {"refuse": "the file is rejected, exit code 4", "error": "an error, exit code 1",
@@ -189,7 +189,7 @@ def find_explanation(given: str) -> Explanation:
     return by_name[name]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify explain",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 from ..support.errors import UsageError, say
 from ..support.text import printable
 from .command import Command
-from .common import EXIT_CODES, Parser
+from .common import EXIT_CODES
 from .new_kernel import write
+from .parser import Parser
 
 _EPILOG = """\
 examples:
@@ -22,7 +22,7 @@ The header is self-contained, and several fit in one translation unit. examples/
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     from ..formats.tensor_types import FORMATS
     from ..kernels.families import FAMILIES
@@ -31,7 +31,6 @@ def build_parser() -> argparse.ArgumentParser:
     weights = [name for name, fmt in FORMATS.items() if fmt.weights]
     parser = Parser(
         prog="gguf-verify export-kernel",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Write a kernel of this project as one CUDA C++ header, for one weight type and one shape.",
         epilog=_EPILOG + EXIT_CODES.format(verified="written", mismatch="never"),
     )

@@ -61,13 +61,28 @@ def _with_companions(path: Path) -> Iterator[Path]:
 
 
 def take_files(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Set `args.outputs` (flag → path) and `args.inputs` (possible inputs). Raises UsageError as `check_outputs`."""
-    written = {a.dest: a for a in actions_of(parser) if a.type is output}
+    """Set `args.outputs` (pairs of a flag and a path) and `args.inputs` (possible inputs). Make `--report-dir`.
+
+    Raises UsageError as `check_outputs`, and if the folder cannot be made.
+    """
+    written = {a.dest: a for a in reversed([*actions_of(parser)]) if a.type is output}  # the first of each
     given = vars(args).items()
-    outputs = {"/".join(written[d].option_strings): v for d, v in given if d in written and v is not None}
-    inputs = [value for dest, value in given if dest not in written]
+    paths = [(written[dest], each) for dest, value in given if dest in written for each in _each(value)]
+    outputs = [("/".join(action.option_strings), path) for action, path in paths]
+    folder: Path | None = getattr(args, "report_dir", None)
+    if folder is not None:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot make the folder {printable(str(folder))}: {error.strerror}") from None
+        outputs += [("--report-dir", folder / name) for name in sorted(args.report_names)]
+    inputs = [value for dest, value in given if dest not in written and dest != "report_dir"]
     args.outputs, args.inputs = outputs, [*files_of(inputs)] if outputs else []
     check_outputs(outputs, args.inputs)
+
+
+def _each(value: Any) -> list[Path]:
+    return [] if value is None else [value] if isinstance(value, Path) else [*value]
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -79,10 +94,10 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from actions_of(child)
 
 
-def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
+def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
     """Check that each output can be written and overwrites no model, input or other output. Raises UsageError."""
-    known = [*inputs]
-    for flag, path in outputs.items():
+    known, outputs = [*inputs], [*outputs]
+    for flag, path in outputs:
         shown, parent = printable(str(path)), path.absolute().parent
         held = path.exists() and not os.access(path, os.W_OK)
         if not parent.is_dir() or not os.access(parent, os.W_OK) or path.is_dir() or held:
@@ -91,9 +106,10 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
             raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
         if overwrites(path, known) or path.resolve().suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
-    for (one, path), (other, also) in combinations(outputs.items(), 2):
+    for (one, path), (other, also) in combinations(outputs, 2):
         if path.resolve() == also.resolve():
-            raise UsageError(f"{one} and {other} name the same file")
+            both = f"{one} and {other} name" if one != other else f"{one} names"
+            raise UsageError(f"{both} the same file{'' if one != other else ' twice'}: {printable(path.name, 64)}")
 
 
 def overwrites(path: Path, inputs: Iterable[Path]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from .command import Command
 from .common import (
     EXIT_CODES,
     MOST_THREADS,
-    Parser,
     add_common,
     add_detail,
     add_reports,
@@ -23,6 +21,7 @@ from .common import (
     form,
     internal_errors,
 )
+from .parser import Parser
 
 _EPILOG = """\
 examples:
@@ -32,11 +31,10 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify judge",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Judge a product y = x·Wᵀ that any engine has computed, from captured arrays.",
         epilog=_EPILOG
         + EXIT_CODES.format(verified="every output is within its bound", mismatch="an output is outside its bound"),
@@ -61,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_detail(parser, "the traceback of an internal error")
     add_reports(parser, Kind.JUDGEMENT)
     add_common(parser)
+    parser.show_first("model", "--tensor", "--x", "--y", "--definition", "--rows")
     return parser
 
 

@@ -3,73 +3,108 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ..llama.installed import INSTALL, why_missing
-from ..llama.reference_names import help_of_references
+from ..llama.reference_names import help_of_references, reference_named
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results.options import Options
-from ..support.errors import UsageError, say
+from ..support.errors import say
 from .command import Command
-from .common import EXIT_CODES, Parser, add_common, add_reports, deliver, form, internal_errors
-from .verify import add_kernel_options, kernel_options
+from .common import EXIT_CODES, add_common, add_reports, internal_errors
+from .parser import HOW, WHAT, WHERE, Parser, basic
+from .verify import add_identify, add_kernel_options, add_thoroughness
+
+if TYPE_CHECKING:
+    from ..rungs.drawn import Drawn
 
 _EPILOG = """\
 examples:
   gguf-verify kernel my_kernel.py:gemm
   gguf-verify kernel my_kernel.cu:gemm --type Q4_0 -M 4 -N 512 -K 1024
-  gguf-verify kernel my_kernel.cu:gemm --identify     # which definition does it compute?
 
+`gguf-verify identify my_kernel.cu:gemm` finds which definition a kernel computes.
 The kernel is judged as the blocks and layers rungs judge it on a model, with the same additional shapes, values and
 schedules. The verdict, "verified on random data (no model)", holds for these random data only, not for any model.
 
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
-    from ..rungs.drawn import DRAWN_RUNGS, K, M, N
+    from ..rungs.drawn import DRAWN_RUNGS
 
     parser = Parser(
         prog="gguf-verify kernel",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Verify a kernel on random weights and activations, without a model.",
         epilog=_EPILOG + EXIT_CODES.format(verified="verified on the random data", mismatch="a mismatch was found"),
     )
-    add = parser.add_argument
-    add(
-        "kernel",
-        metavar="KERNEL",
-        help="your own, as `gguf-verify --kernel` takes it, such as FILE.cu:SYMBOL; or a kernel of this project",
+    add = parser.group(WHAT).add_argument
+    basic(
+        add(
+            "kernel",
+            metavar="KERNEL",
+            help="such as FILE.cu, FILE.cu:SYMBOL or FILE.py:NAME; all that `gguf-verify --kernel` takes",
+        )
     )
-    add(
-        "--type",
-        action="append",
-        default=[],
-        metavar="TYPES",
-        help="weight types, such as Q4_0 or Q4_0,Q8_0 (default: all that the kernel declares)",
+    add_data_options(parser)
+    basic(
+        parser.group(HOW).add_argument(
+            "--rungs",
+            metavar="LIST",
+            help="the rungs to run (default: those that fit what the kernel computes); on random data there are "
+            f"{', '.join(DRAWN_RUNGS)}",
+        )
     )
-    add("-M", type=_sizes, default=(), metavar="NUMBERS", help=f"tokens, such as 4 or 1,8,64 (default: {M})")
-    add("-N", type=_sizes, default=(), metavar="NUMBERS", help=f"rows of the weights (default: {N})")
-    add("-K", type=_sizes, default=(), metavar="NUMBERS", help=f"columns of the weights (default: {K})")
-    add(
-        "--reference",
-        default=None,
-        metavar="DEVICE",
-        help=f"where llama.cpp runs: {help_of_references()}; none: do not compare with llama.cpp (default: cpu if "
-        "llama.cpp is installed)",
-    )
-    add(
-        "--rungs",
-        metavar="LIST",
-        help=f"rungs to run, of {','.join(DRAWN_RUNGS)} (default: those that fit what the kernel computes)",
-    )
-    add("--identify", action="store_true", help="instead of running rungs, find which definition the kernel computes")
-    add("--tensor", metavar="REGEX", help="verify only random matrices whose name matches; reports print the option")
+    add_thoroughness(parser)
     add_kernel_options(parser)
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
+    add_identify(parser, "gguf-verify identify KERNEL")
     return parser
+
+
+def add_data_options(parser: Parser) -> None:
+    """Add the options on random data and on the reference."""
+    from ..rungs.drawn import K, M, N
+
+    add = parser.group(WHAT).add_argument
+    basic(
+        add(
+            "--type",
+            action="append",
+            default=[],
+            metavar="TYPES",
+            help="weight types, such as Q4_0 or Q4_0,Q8_0 (default: all that the kernel declares)",
+        )
+    )
+    for name, what, default in (
+        ("M", "tokens, such as 4 or 1,8,64", M),
+        ("N", "rows of the weights", N),
+        ("K", "columns of the weights", K),
+    ):
+        help_text = f"{what} (default: {default})"
+        basic(add(f"-{name}", type=_sizes, default=(), metavar="NUMBERS", help=help_text))
+    add("--tensor", metavar="REGEX", help="use only matrices whose name matches; reports print the option")
+    basic(
+        parser.group(WHERE).add_argument(
+            "--reference",
+            type=reference_named,
+            default=None,
+            metavar="DEVICE",
+            help=f"where llama.cpp runs; {help_of_references()}; none: do not compare with llama.cpp (default: cpu if "
+            "llama.cpp is installed)",
+        )
+    )
+
+
+def data_of(args: argparse.Namespace) -> Drawn:
+    """Return the requested random data. Raises UsageError."""
+    from ..rungs.drawn import Drawn
+
+    types = [name.strip() for text in args.type for name in text.split(",") if name.strip()]
+    return Drawn(tuple(types), args.M, args.N, args.K)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -89,24 +124,19 @@ def run(argv: list[str]) -> int:
 
 def verified(args: argparse.Namespace) -> int:
     """Verify and deliver the report; returns the exit code. Raises HarnessError."""
-    from ..identification import identify_model
     from ..invocation import command_of
-    from ..rungs.drawn import DRAWN_RUNGS, Drawn
+    from ..rungs.drawn import DRAWN_RUNGS
     from ..rungs.opening import Request
     from ..verification import verify
-    from .runs.verify import deliver_run, report_files, requested_rungs, shown_live
+    from .identify import identified
+    from .runs.verify import deliver_run, options_of, report_files, requested_rungs, shown_live
 
-    kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
-    types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
-    drawn = Drawn(types, args.M, args.N, args.K)
-    files, rungs = report_files(args, kind, DRAWN_RUNGS), requested_rungs(args)
-    options = Options(reference=_reference(args), **kernel_options(args))
-    command = command_of(Request(drawn, args.kernel, args.host, rungs, options), identify=args.identify)
     if args.identify:
-        if args.only_call or args.budget is not None:
-            raise UsageError("--only-call and --budget apply to rungs, not to --identify")
-        found = identify_model(drawn, args.kernel, args.host, options, command=command, ray=args.ray, jobs=args.jobs)
-        return deliver(kind, found, found.exit_code, form(args), files)
+        args.model = None
+        return identified(args)
+    drawn = data_of(args)
+    files, rungs, options = report_files(args, Kind.RUN, DRAWN_RUNGS), requested_rungs(args), options_of(args)
+    command = command_of(Request(drawn, args.kernel, args.host, rungs, options))
     report = verify(
         drawn,
         args.kernel,
@@ -122,7 +152,7 @@ def verified(args: argparse.Namespace) -> int:
     return deliver_run(report, args, files)
 
 
-def _reference(args: argparse.Namespace) -> str:
+def reference_of(args: argparse.Namespace) -> str:
     """Return `--reference`, or its default, which depends on whether llama.cpp is installed."""
     from ..rungs.drawn import NONE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from ..hosts.choice import HOST_CHOICES
@@ -13,7 +12,8 @@ from ..support.errors import UsageError, say
 from ..support.text import printable
 from . import kernel
 from .command import Command
-from .common import EXIT_CODES, Parser
+from .common import EXIT_CODES
+from .parser import Parser
 
 _EPILOG = """\
 examples:
@@ -27,14 +27,13 @@ step.
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     from ..formats.tensor_types import FORMATS
     from ..kernels.foreign.template import SEMANTICS, TAKES
 
     parser = Parser(
         prog="gguf-verify new-kernel",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Write a naive kernel to start from, with its declaration, and verify it on random data.",
         epilog=_EPILOG + EXIT_CODES.format(verified="written, and verified on random data", mismatch="a mismatch"),
     )

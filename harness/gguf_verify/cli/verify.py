@@ -8,13 +8,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from ..hosts.choice import HOST_CHOICES, help_of_hosts
-from ..llama.reference_names import help_of_references
+from ..hosts.choice import HOST_CHOICES, help_of_hosts, host_named
+from ..llama.reference_names import help_of_references, reference_named
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
-from ..results.options import DEFAULT_KERNEL, DEFAULT_N_PREDICT, DEFAULT_PROMPT
+from ..results.options import DEFAULT_KERNEL, DEFAULT_N_PREDICT, DEFAULT_PROMPT, EFFORTS
 from ..support.command_line import cores
 from ..support.durations import seconds_of
+from ..support.errors import UsageError
 from ..support.paths import PACKAGE
 from ..support.seeds import MOST_SEED, fresh_seed
 from .command import Command, commands
@@ -22,7 +23,6 @@ from .common import (
     EXIT_CODES,
     MOST_JOBS,
     MOST_THREADS,
-    LateEpilog,
     add_common,
     add_detail,
     add_jobs,
@@ -35,29 +35,43 @@ from .common import (
     on_terminal,
 )
 from .files import output
+from .parser import HOW, LIMITS, REPORTS, WHAT, WHERE, Old, Parser, basic
 
 # Names of the registry of rungs, repeated here because importing it would take a quarter of a second. A test compares.
 RUNGS = ("bytes", "blocks", "layers", "tokens")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
-    parser = LateEpilog(
+    parser = Parser(
         prog="gguf-verify",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Prove on the bytes of a GGUF model that a CUDA kernel computes what llama.cpp computes.",
         late_epilog=_epilog,  # it lists the other commands, which imports all their modules
+        short_epilog=_short_epilog,
     )
-    add = parser.add_argument
-    add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
+    add = parser.group(WHAT).add_argument
+    basic(add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model"))
+    basic(
+        add(
+            "--kernel",
+            default=DEFAULT_KERNEL,
+            metavar="KERNEL",
+            help="such as FILE.cu, FILE.cu:SYMBOL or FILE.py:NAME; also FILE.so:FUNCTION, "
+            "FILE.ptx:SYMBOL, FILE.cubin:SYMBOL, FILE.toml, torch.ops.NAMESPACE.OPERATOR, or the name of a kernel of "
+            "this project (default: %(default)s)",
+        )
+    )
+    basic(add("--tensor", metavar="REGEX", help="verify only tensors whose name matches"))
     add_prompt(parser, DEFAULT_PROMPT)
-    add(
-        "-n",
-        "--n-predict",
-        type=int,
-        default=DEFAULT_N_PREDICT,
-        metavar="N",
-        help="tokens to predict (default: %(default)s)",
+    basic(
+        add(
+            "-n",
+            "--n-predict",
+            type=int,
+            default=DEFAULT_N_PREDICT,
+            metavar="N",
+            help="tokens to predict (default: %(default)s)",
+        )
     )
     add(
         "-c",
@@ -67,54 +81,37 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="context size (default: enough for the prompt and the predicted tokens)",
     )
+    basic(
+        parser.group(HOW).add_argument(
+            "--rungs",
+            metavar="LIST",
+            help=f"the rungs to run, of {','.join(RUNGS)} (default: all that fit what the kernel computes)",
+        )
+    )
+    add_thoroughness(parser)
     add_kernel_options(parser)
-    add(
-        "--reference",
-        default="cpu",
-        metavar="DEVICE",
-        help=f"where llama.cpp runs: {help_of_references()} (default: %(default)s)",
+    basic(
+        parser.group(WHERE).add_argument(
+            "--reference",
+            type=reference_named,
+            default="cpu",
+            metavar="DEVICE",
+            help=f"where llama.cpp runs; {help_of_references()} (default: %(default)s)",
+        )
     )
-    add(
-        "--kernel",
-        default=DEFAULT_KERNEL,
-        metavar="NAME",
-        help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
-        "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)",
-    )
-    add(
-        "--rungs",
-        metavar="LIST",
-        help=f"rungs to run (default: all that fit what the kernel computes; for products {','.join(RUNGS)})",
-    )
-    add(
-        "--identify",
+    parser.group(WHERE).add_argument(
+        "--repack",
         action="store_true",
-        help="instead of running rungs, find the definitions that the kernel and llama.cpp compute",
+        help="let llama.cpp repack the weights, as it does by default; repacking crashes on some machines",
     )
-    add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
-    add(
-        "--source",
-        type=Path,
-        metavar="FILE.gguf",
-        help="the model that this one was quantized from: also measure the cost of the quantization",
-    )
-    add(
-        "--source-text",
-        type=Path,
-        metavar="FILE",
-        help="text to compare the predictions with those of --source on (default: the prompt)",
-    )
-    add(
+    parser.group(HOW).add_argument(
         "--waivers",
         type=Path,
         metavar="FILE.toml",
         help="known mismatches, each with a reason and an end date; they do not fail the run until then",
     )
-    add(
-        "--repack",
-        action="store_true",
-        help="let llama.cpp repack the weights, as it does by default; repacking crashes on some machines",
-    )
+    add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
+    add = parser.group(REPORTS).add_argument
     add(
         "--save-case",
         type=Path,
@@ -133,47 +130,37 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY",
         help="sign the certificate with this key of ssh-keygen; writes FILE.sig",
     )
-    add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
+    add_identify(parser, "gguf-verify identify KERNEL MODEL.gguf")
+    parser.add_argument("--source", action=Old, type=Path, dest="source", now="the command cost")
+    parser.add_argument("--source-text", action=Old, type=Path, dest="source_text", now="cost --text")
+    parser.set_defaults(source=None, source_text=None)
     return parser
 
 
-def add_kernel_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options on how a kernel is run and judged, with a model or without one."""
-    add = parser.add_argument
-    add(
-        "--llama",
-        type=Path,
-        metavar="PATH",
-        help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)",
-    )
-    add(
+def add_identify(parser: Parser, now: str) -> None:
+    """Add `--identify`, an option of the previous release, which is the command `identify`."""
+    parser.add_argument("--identify", action=Old, dest="identify", now=f"`{now}`", sets=True)
+    parser.set_defaults(identify=False)
+
+
+def add_kernel_options(parser: Parser) -> None:
+    """Add the options on how a kernel is run, with a model or without one."""
+    what, where = (parser.group(title).add_argument for title in (WHAT, WHERE))
+    what(
         "-s",
         "--seed",
         type=int,
         metavar="N",
         help="seed of sizes and inputs; the same seed repeats the same run (default: a new one each time)",
     )
-    add(
-        "--host",
-        choices=HOST_CHOICES,
-        default="auto",
-        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has",
-    )
-    add(
-        "--exact-on",
-        choices=("auto", "cpu", "gpu"),
-        default="auto",
-        help="where reference results are computed; cpu: by NumPy; gpu: by CuPy, with a sample checked by NumPy; auto: "
-        "on the GPU if the kernel runs there (default: %(default)s)",
-    )
-    add(
+    what(
         "--declare",
         type=Path,
         metavar="FILE.toml",
         help="the declaration of your own kernel, if it is neither in the kernel's file nor beside it",
     )
-    add(
+    what(
         "--import",
         dest="imports",
         type=_listed,
@@ -181,7 +168,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODULES",
         help="import these modules (comma-separated) before looking up PyTorch operators",
     )
-    add(
+    what(
         "--load",
         dest="loads",
         type=_listed,
@@ -189,7 +176,29 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         metavar="LIBS",
         help="load these libraries (comma-separated) before looking up PyTorch operators",
     )
-    add(
+    basic(
+        where(
+            "--host",
+            type=host_named,
+            choices=HOST_CHOICES,
+            default="auto",
+            help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has",
+        )
+    )
+    add_llama(parser)
+    where(
+        "--exact-on",
+        type=host_named,
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="where reference results are computed; cpu: by NumPy; gpu: by CuPy, with a sample checked by NumPy; auto: "
+        "on the GPU if the kernel runs there (default: %(default)s)",
+    )
+    add_ray(parser, "judge tensors and GEMMs")
+    add_jobs(parser)
+    add_display(parser)
+    limits = parser.group(LIMITS).add_argument
+    limits(
         "--kernel-time-limit",
         type=float,
         default=60.0,
@@ -197,73 +206,125 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         help="time limit of one call of your own kernel, in seconds (default: %(default)g); compiling it for a type "
         "may take ten times as long, or 120 s if that is more",
     )
-    add(
+    limits(
         "--kernel-memory",
         type=float,
         default=KERNEL_MEMORY,
         metavar="GIB",
         help="memory limit of your own kernel's processes together, in GiB (default: %(default)g)",
     )
-    add(
-        "--probes",
-        choices=("full", "brief"),
-        default="full",
-        help="shapes, values and schedules to try in addition to the model's: all, or few (default: %(default)s)",
+
+
+def add_llama(parser: Parser) -> None:
+    """Add `--llama`."""
+    basic(
+        parser.group(WHERE).add_argument(
+            "--llama",
+            type=Path,
+            metavar="PATH",
+            help="another build of llama.cpp; its folder or one library (default: llama-cpp-python)",
+        )
     )
-    add(
-        "--thorough",
-        action="store_true",
-        help="judge every element of large matrices; by default only some of their rows are judged one by one, and "
-        "whole outputs by random combinations of rows; the verdict says what these can miss",
-    )
-    add(
-        "--require-coverage",
-        action="store_true",
-        help="exit code 5 unless each line and each way of a branch of the kernel's source was executed, or is marked: "
-        "// gguf-verify: unreachable because …",
-    )
-    add(
-        "--order",
-        choices=("declared", "find"),
-        default="declared",
-        help="find: for a kernel that declares no order of summation, find it from probes, and compare the bits of "
-        "each output for the model's activations (default: %(default)s)",
-    )
-    add(
-        "--sanitize",
-        action="store_true",
-        help="check launches for races and invalid accesses, even with --probes brief; on a GPU by "
-        "compute-sanitizer and guard pages",
-    )
+
+
+def add_display(parser: Parser) -> None:
+    """Add the options on the report on the terminal and on progress."""
+    reports = parser.group(REPORTS).add_argument
     add_detail(
         parser,
         "every failure, note and figure",
         "a line for each tensor, GEMM and token, and the output of llama.cpp and of your own kernel",
     )
-    add("-x", "--exitfirst", action="store_true", help="stop at the first failure that no waiver covers")
-    add(
-        "--budget",
-        type=_time,
-        default=None,
-        metavar="TIME",
-        help="time limit of the run, such as 90, 90s, 2m or 1h: a sample of the tensors is judged, and the others are "
-        "reported as not verified",
-    )
-    add(
+    reports(
         "--progress",
         choices=("auto", "always", "never"),
         default="auto",
         help="show failures as they are found, rungs as they end, and bars, on stderr; auto: only on a terminal; "
         "always: elsewhere too, with a line every 30 s instead of bars (default: %(default)s)",
     )
-    add_ray(parser, "judge tensors and GEMMs")
-    add_jobs(parser)
-    add(
+
+
+def add_thoroughness(parser: Parser) -> None:
+    """Add the options on how thoroughly a kernel is judged."""
+    how = parser.group(HOW).add_argument
+    add_effort(parser)
+    basic(
+        how(
+            "--budget",
+            type=_time,
+            default=None,
+            metavar="TIME",
+            help="time limit of the run, such as 90s, 2m or 1h; a sample of the tensors is judged, and the others are "
+            "reported as not verified",
+        )
+    )
+    basic(how("-x", "--exitfirst", action="store_true", help="stop at the first failure; not at one of --waivers"))
+    how(
+        "--sanitize",
+        action="store_true",
+        help="check launches for races and invalid accesses, even with --effort quick; on a GPU by "
+        "compute-sanitizer and guard pages",
+    )
+    how(
+        "--order",
+        choices=("declared", "find"),
+        default="declared",
+        help="find: for a kernel that declares no order of summation, find it from probes, and compare the bits of "
+        "each output for the model's activations (default: %(default)s)",
+    )
+    how(
+        "--require-coverage",
+        action="store_true",
+        help="exit code 5 unless each line and each way of a branch of the kernel's source was executed, or is marked: "
+        "// gguf-verify: unreachable because …",
+    )
+    how(
         "--only-call",
         default="",
         metavar="CALL",
         help="make only this call of the kernel; a report prints the call, with --rungs and --tensor",
     )
+
+
+def without_thoroughness(parser: Parser) -> None:
+    """Set the defaults of those options, for a command that has none of them."""
+    parser.set_defaults(
+        effort="full", probes=None, thorough=None, budget=None, exitfirst=False, sanitize=False, order="declared",
+        require_coverage=False, only_call="",
+    )  # fmt: skip
+
+
+def without_kernel(parser: Parser) -> None:
+    """Set the defaults of all options on kernels, for a command that runs none."""
+    without_thoroughness(parser)
+    parser.set_defaults(
+        host="auto", exact_on="auto", seed=None, declare=None, imports=(), loads=(), ray=None, jobs=None,
+        kernel_time_limit=60.0, kernel_memory=KERNEL_MEMORY,
+    )  # fmt: skip
+
+
+def add_effort(parser: Parser) -> None:
+    """Add `--effort`, and the options of the previous release that it replaces."""
+    basic(
+        parser.group(HOW).add_argument(
+            "--effort",
+            choices=tuple(EFFORTS),
+            default="full",
+            metavar="LEVEL",
+            help="quick, full (the default) or thorough; quick skips most of the further shapes and values, other "
+            "schedules, repeated calls and the checked build, and the verdict says so; full tries all of them, and "
+            "judges a sample of large matrices; thorough judges every element",
+        )
+    )
+    parser.add_argument("--probes", action=Old, dest="probes", choices=("full", "brief"), now="--effort")
+    parser.add_argument("--thorough", action=Old, dest="thorough", sets=True, now="--effort thorough")
+    parser.set_defaults(probes=None, thorough=None)
+
+
+def effort_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `Options` that `--effort` sets, or else the options that it replaces."""
+    chosen = dict(EFFORTS[args.effort])
+    return chosen | {name: value for name in chosen if (value := getattr(args, name)) is not None}
 
 
 def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -283,8 +344,8 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "verbose": args.detail > 1,
         "progress": args.progress == "always" or (args.progress == "auto" and on_terminal() and args.detail >= 0),
         "budget": args.budget,
-        "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
-        "thorough": args.thorough, "require_coverage": args.require_coverage, "order": args.order,
+        "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, **effort_of(args),
+        "require_coverage": args.require_coverage, "order": args.order,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
         "exact_on": args.exact_on, "llama": "" if args.llama is None else str(args.llama),
@@ -302,13 +363,19 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
+def _short_epilog() -> str:
+    others = textwrap.wrap(f"commands: {', '.join(commands())}", 80, subsequent_indent="  ")
+    codes = "0 verified, 1 mismatch, 2 usage, 3 machine, 4 malformed, 5 not verified"
+    return "\n".join([*others, f"exit: {codes}"])
+
+
 def _epilog() -> str:
-    others = "\n".join(f"  gguf-verify {c.name:<18}{c.summary}" for c in commands().values() if c is not COMMAND)
+    others = "\n".join(f"  gguf-verify {c.name:<20}{c.summary}" for c in commands().values() if c is not COMMAND)
     names = [f"  {', '.join(_modules(folder))}" for folder in ("families", "ladder")]
     kernels = "\n".join(textwrap.wrap(names[0] + "; one algorithm each:" + names[1][1:], 100, subsequent_indent="  "))
     codes = EXIT_CODES.format(verified="verified", mismatch="a mismatch was found")
     return (
-        f"other commands, each with its own --help:\n{others}\n\n"
+        f"other commands, each with its own -h and --help:\n{others}\n\n"
         f"kernels (`gguf-verify explain NAME` describes one):\n{kernels}\n\n{codes}"
     )
 
@@ -325,7 +392,21 @@ def run(argv: list[str]) -> int:
     with internal_errors(args.detail > 0), sandboxed(args.sandbox, args.kernel_memory):
         from .runs.verify import run_verify  # late: half a second
 
+        if args.identify:
+            return _identified(args)
         return run_verify(args)
+
+
+def _identified(args: argparse.Namespace) -> int:
+    """`--identify`, which the command `identify` replaces. Raises HarnessError."""
+    from .identify import identified
+
+    apart = ("source", "source_text", "certificate", "sign_with", "waivers", "only_call", "save_case", "budget")
+    for name in apart:
+        if getattr(args, name) not in (None, ""):
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} applies to a verification, not to the identification of a definition")
+    return identified(args)
 
 
 COMMAND = Command("verify", "verify a kernel against llama.cpp (the default command)", build_parser, run)

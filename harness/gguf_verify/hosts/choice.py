@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..support.errors import EnvironmentFault, UsageError
-from ..support.near import nearest
+from ..support.near import nearest, spelled_as
 from ..support.registry import members
 from .kind import HostKind
 
@@ -22,6 +22,11 @@ AUTO = "auto"
 HOST_CHOICES = (AUTO, *HOSTS)
 
 
+def host_named(name: str) -> str:
+    """Return the choice of `--host` that a name means, in any case; "cuda" is another name of "gpu"."""
+    return spelled_as(name, HOST_CHOICES, {"cuda": "gpu"})
+
+
 def make_host(name: str, threads: int = 0) -> Host:
     """Return the host of this name; `auto` selects the best one that is usable on this machine.
 
@@ -29,6 +34,7 @@ def make_host(name: str, threads: int = 0) -> Host:
         EnvironmentFault: this machine lacks a requirement of the host. No other host replaces it.
         UsageError: no such host.
     """
+    name = host_named(name)
     if name == AUTO:
         name, faults = auto_host()
         host = HOSTS[name].make(threads)

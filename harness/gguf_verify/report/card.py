@@ -254,6 +254,6 @@ def _render(report: Report, form: Form) -> str | bytes:
 
 WRITER = Writer(
     "card", "--card",
-    "also draw one picture of the verdict for a README or a model card, 1200 by 630 pixels, as FILE.svg or FILE.png",
-    {Kind.RUN: _render}, (".svg", ".png"),
+    "one picture of the verdict for a README or a model card, 1200 by 630 pixels",
+    {Kind.RUN: _render}, ("card.svg", "card.png", ".svg", ".png"), (".svg", ".png"),
 )  # fmt: skip

@@ -267,6 +267,6 @@ def _render(report: Report, form: Form) -> str | bytes:
 
 WRITER = Writer(
     "heat map", "--heat-map",
-    "also draw the utilisation of each matrix, and of the first wrong GEMM, as FILE.svg or FILE.png",
-    {Kind.RUN: _render}, (".svg", ".png"), "layers",
+    "the utilisation of each matrix, and of the first wrong GEMM",
+    {Kind.RUN: _render}, ("heat-map.svg", "heat-map.png"), (".svg", ".png"), "layers",
 )  # fmt: skip

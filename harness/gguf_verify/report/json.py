@@ -192,7 +192,7 @@ def of_xray(xray: XRay) -> dict[str, Any]:
 
 
 def of_identification(report: IdentifyReport) -> dict[str, Any]:
-    """The result of `--identify` as plain objects.
+    """The result of `gguf-verify identify` as plain objects.
 
     A product has type, tensor, M, N, K, who, declared, identified (names; none where it is no known definition),
     coincide (whether those names give the same on these data), candidates (name, utilisation, score, nmse, within) and
@@ -257,12 +257,12 @@ def as_text(made: dict[str, Any], indent: int | None = 2) -> str:
 
 
 def renders(kind: Kind) -> Callable[[Any], str]:
-    """Return the function that makes the text of `--json` for a kind of result."""
+    """Return the function that makes the JSON text for a kind of result."""
     return lambda result: str(WRITER.renders[kind](result, Form(".json")))
 
 
 WRITER = Writer(
-    "JSON", "--json", "also write the report as JSON",
+    "JSON", "--json", "JSON",
     {
         Kind.RUN: lambda report, form: as_text(of_run(report)),
         Kind.AUDIT: lambda audit, form: as_text(of_audit(audit), None),  # of a large file
@@ -273,4 +273,5 @@ WRITER = Writer(
         Kind.GRAPH: lambda report, form: as_text(of_graph(report)),
         Kind.BISECTION: lambda found, form: as_text(of_bisection(found)),
     },
+    (".json",),
 )  # fmt: skip

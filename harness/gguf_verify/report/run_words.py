@@ -19,7 +19,7 @@ from .shades import rank
 
 
 def headline(report: Report) -> str:
-    """The verdict as a report begins with it: "VERIFIED (brief)"."""
+    """The verdict as a report begins with it: "VERIFIED (quick)"."""
     words, scope = report.words, "" if report.exit_code else report.scope
     return words.removesuffix(scope).upper() + scope
 

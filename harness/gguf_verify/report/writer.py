@@ -1,12 +1,12 @@
 """The record of a report writer, and the registry of all of them.
 
-A writer is a `Writer` record that a module of this package defines. Its flag appears at every command whose result it
-can write.
+A writer is a `Writer` record that a module of this package defines. `-o FILE` selects it by the ending of the file's
+name, at every command whose result it can write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -80,10 +80,12 @@ class Writer:
 
     Args:
         name: in messages.
-        flag: of the command line, such as "--json"; None for the report on standard output.
-        help: of the flag.
-        renders: kind of result → function that writes it; UsageError if the result holds nothing to write.
-        suffixes: allowed endings of the file's name; empty: any.
+        flag: its option in the previous release, such as "--json"; None for the report on standard output.
+        help: the contents of the file, for help texts.
+        renders: kind of result → function that writes it; EnvironmentFault if the result holds nothing to write.
+        endings: endings of file names that select it, such as ".json" or "card.svg"; the first names its file in
+            `--report-dir`.
+        suffixes: allowed suffixes of the file's name with `flag`; empty: any.
         rung: a rung that a run must have for this to show anything.
     """
 
@@ -91,13 +93,15 @@ class Writer:
     flag: str | None
     help: str
     renders: Mapping[StrEnum, Render]
+    endings: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
     rung: str | None = None
 
     @property
-    def argument(self) -> str:
-        """The flag's name among the parsed arguments."""
-        return (self.flag or "").lstrip("-").replace("-", "_")
+    def file(self) -> str:
+        """The name of its file in `--report-dir`."""
+        first = self.endings[0]
+        return f"report{first}" if first.startswith(".") else first
 
 
 @cache
@@ -110,6 +114,12 @@ def every_writer(kinds: type[StrEnum] = Kind) -> tuple[Writer, ...]:
 def writers(kind: StrEnum) -> tuple[Writer, ...]:
     """The writers that can write a kind of result."""
     return tuple(writer for writer in every_writer(type(kind)) if kind in writer.renders)
+
+
+def writer_of(name: str, among: Iterable[Writer]) -> Writer | None:
+    """The writer that a file's name selects, by the longest ending; None if there is none."""
+    found = [(len(end), w) for w in among for end in w.endings if name.lower().endswith(end)]
+    return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def terminal(kind: StrEnum, result: Any, form: Form) -> str:

@@ -68,30 +68,33 @@ def _listed(write: Callable[[Digest], str], *kinds: Kind) -> dict[StrEnum, Rende
 ANNOTATIONS = Writer(
     "annotations",
     "--annotations",
-    "also write what is wrong as workflow commands of GitHub Actions",
+    "workflow commands of GitHub Actions",
     _listed(workflow_commands.render),
+    ("annotations.txt",),
 )
 SARIF = Writer(
     "SARIF",
     "--sarif",
-    "also write the findings as SARIF 2.1.0, for code scanning",
+    "SARIF 2.1.0, for code scanning",
     _listed(sarif.render),
+    (".sarif", ".sarif.json"),
 )
 HTML = Writer(
-    "HTML", "--html", "also write the report as one HTML file that needs no other file",
+    "HTML", "--html", "one page that needs no other file",
     {
         Kind.RUN: _late("html.page", "run"),
         Kind.AUDIT: _late("html.page", "audit"), Kind.AUDITS: _late("html.page", "audit"),
         Kind.GRAPH: _late("html.page", "graph"), Kind.BISECTION: _late("html.page", "bisection"),
     },
+    (".html", ".htm"),
 )  # fmt: skip
 JUNIT = Writer(
-    "JUnit", "--junit", "also write the report as JUnit XML",
-    _listed(junit.render, Kind.GRAPH),
+    "JUnit", "--junit", "JUnit XML",
+    _listed(junit.render, Kind.GRAPH), (".xml",),
 )  # fmt: skip
 MARKDOWN = Writer(
-    "Markdown", "--markdown", "also write the report as GitHub-flavoured Markdown",
-    _listed(markdown.render),
+    "Markdown", "--markdown", "GitHub-flavoured Markdown",
+    _listed(markdown.render), (".md", ".markdown"),
 )  # fmt: skip
 TEXT = Writer(
     "text", None, "the report on standard output",

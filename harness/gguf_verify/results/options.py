@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..checks import Skipped
 from ..support.command_line import cores
@@ -16,6 +16,12 @@ DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time 
 DEFAULT_N_PREDICT = 32
 #: The default of `--kernel`: a family.
 DEFAULT_KERNEL = "q8_1"
+#: Value of `--effort` → the options that it sets.
+EFFORTS: dict[str, dict[str, Any]] = {
+    "quick": {"probes": "brief", "thorough": False},
+    "full": {"probes": "full", "thorough": False},
+    "thorough": {"probes": "full", "thorough": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)

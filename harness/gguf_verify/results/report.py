@@ -128,7 +128,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def scope(self) -> str:
-        """The scope of a pass that is less than a whole run, as it follows "verified": ": file bytes only", " (brief)";
+        """The scope of a pass that is less than a whole run, as it follows "verified": ": file bytes only", " (quick)";
         "" for a whole run."""
         scopes = [*(s.scope for s in self._skipped), self._sampled]
         if self.drawn is not None and not self.drawn.compared:
@@ -181,7 +181,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             found.append(Skipped("sandbox", f"they may {', '.join(sandbox.missing)}"))
         found += [Skipped("grids", why) for why in self.environment.kernel.code if why.startswith(NOT_COMPILED)]
         found += [
-            Skipped("every-output", f"{rung.sampled.words} (--thorough judges every one)")
+            Skipped("every-output", f"{rung.sampled.words} (--effort thorough judges every one)")
             for rung in self.rungs if rung.sampled is not None
         ]  # fmt: skip
         if (coverage := self.environment.kernel.coverage) is not None and not coverage.complete:
@@ -219,7 +219,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     @property
     def limits(self) -> list[str]:
         """The limits of sizes and of addresses of the verdict, with their reasons and how to state or lift them."""
-        limited = [s for s in self._skipped if s.check in ("grids", "alignment") and s.scope not in ("", "brief")]
+        limited = [s for s in self._skipped if s.check in ("grids", "alignment") and s.scope not in ("", "quick")]
         return list(dict.fromkeys(s.why for s in limited))
 
     @property

@@ -1,7 +1,7 @@
 """Samples of large matrices: the rows that are judged element by element, and the checks of whole outputs.
 
-A small matrix is judged whole, and so is every one with `--thorough`. Of a large one runs of rows are judged: the
-first, the last, and random ones, one in each stretch between these. The whole outputs are checked by random
+A small matrix is judged whole, and so is every one with `--effort thorough`. Of a large one runs of rows are judged:
+the first, the last, and random ones, one in each stretch between these. The whole outputs are checked by random
 combinations of all rows (`semantics.combinations`). Where a combination is suspicious, or a sampled element is wrong,
 the other rows are judged too, so a combination alone never fails a kernel. Which rows are judged, and the signs, depend
 on the bytes of the outputs: no kernel can know them while it computes.

@@ -43,7 +43,7 @@ AnyKernel = TypeVar("AnyKernel", Kernel, Task)
 
 
 #: Why something was skipped.
-BRIEF = "--probes brief"
+BRIEF = "--effort quick"
 
 
 def schedules(options: Options) -> tuple[Schedule, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-from ..support.near import nearest
+from ..support.near import meant, nearest
 from .accumulation import IN_FLOAT32, accumulation_of
 from .definition import Output, Semantics, quantized_inside
 from .definitions import ENCODINGS, SEMANTICS, TERMS
@@ -68,11 +68,9 @@ def declared(
     if name:
         made = DECLARABLE.get(name)
         if made is None:
-            near = nearest(str(name), list(DECLARABLE))
-            raise ValueError(
-                f"semantics {ascii(name)[:60]} is not one of {', '.join(DECLARABLE)}, nor an Oracle: {near}see "
-                "harness/gguf_verify/kernels/foreign/api.py"
-            )
+            near = meant(str(name), list(DECLARABLE))
+            known = ", ".join(DECLARABLE)
+            raise ValueError(f"semantics {ascii(name)[:60]} is not one of {known}, nor an Oracle{near}")
     else:
         made = composed(_of("activations", activations, ENCODINGS), _of("term", term, TERMS))
     if output not in get_args(Output):

@@ -88,7 +88,7 @@ class Semantics:
         accumulation: the arithmetic of the sum of the terms.
         output: the type to which a result is rounded, to nearest even; rungs see it widened to float32.
         epilogue: the operations fused behind the product, before that rounding; None for nothing.
-        any_format: a kernel of any format may compute it, whatever llama.cpp does: `--identify` always tries it.
+        any_format: a kernel of any format may compute it, whatever llama.cpp does: `identify` always tries it.
         elements: for weights that are not quantized, the underflow of their products. None for quantized weights; F32's
             definition is for both.
         of_elements: it is only for weights that are not quantized.

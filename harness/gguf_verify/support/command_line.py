@@ -43,17 +43,20 @@ def quoted(word: str) -> str:
     return f"$'{made}'"
 
 
-def command_line(model: str, flags: Mapping[str, str | None], command: str = "") -> str:
+def command_line(model: str, flags: Mapping[str, str | None], command: str = "", second: str = "") -> str:
     """Return the command line that verifies a model.
 
     Args:
-        command: name of the command; "" for the default command, which needs no name.
+        model: the first argument, such as a model or a kernel.
         flags: flag → its value; None for a flag without a value.
+        command: name of the command; "" for the default command, which needs no name.
+        second: the second argument; "" for none.
     """
-    if model.startswith("-") or Path(model).name.isidentifier():  # otherwise it would be parsed as a flag or a command
+    # otherwise a model could be parsed as a flag or as a command
+    if model.startswith("-") or (not command and Path(model).name.isidentifier()):
         model = model if os.path.isabs(model) else os.path.join(".", model)
     words = ["gguf-verify", command] if command else [program()]
-    words.append(quoted(model))
+    words += [quoted(each) for each in (model, second) if each]
     for flag, value in flags.items():
         words += [flag] if value is None else _flag(flag, value)
     return " ".join(words)

@@ -27,7 +27,7 @@ def check_request(request: Request) -> None:
             raise UsageError("a source, waivers and a saved case belong to a model, not to random data")
     check_reference(request.path, options)
     if request.source_text is not None and request.source is None:
-        raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
+        raise UsageError("a text for costs needs the model's source")
     if options.only_call and (rungs is None or len(rungs) != 1):
         raise UsageError("--only-call needs the rung of the call: --rungs RUNG, as a report prints it")
 

@@ -79,7 +79,7 @@ class KernelRuns:
             path = os.pathsep.join(filter(None, [str(package_parent()), os.environ.get("PYTHONPATH", "")]))
             env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": path, CHOICE: str(library)}
             env.pop("PYTHONHOME", None)
-            command = [*harness, self._model, *self._arguments, "--json", str(report)]
+            command = [*harness, self._model, *self._arguments, "-o", str(report)]
             ended = self._processes.run(command, self._time_limit, env, grace=_GRACE)
             key = Key(os.path.basename(self._model), "", "", "gpu", "", candidate.name)
             cell = cell_of(key, ended, report, self._time_limit, None, True, candidate.name)

@@ -100,7 +100,7 @@ class Runs:
         package.mkdir()
         build = [] if candidate.path is None else ["--llama", str(candidate.path)]
         harness = self._harness or [python.executable, "-P", "-m", "gguf_verify", "backend"]
-        command = [*harness, self._model, *self._arguments, *build, "--json", str(report)]
+        command = [*harness, self._model, *self._arguments, *build, "-o", str(report)]
         with ExitStack() as stack:
             # another Python sees only this package; this one also keeps its own path
             seen = [stack.enter_context(package_path(package)) if python.separate else str(package_parent())]

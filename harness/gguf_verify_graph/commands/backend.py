@@ -10,7 +10,6 @@ from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
     EXIT_CODES,
     MOST_THREADS,
-    Parser,
     add_common,
     add_detail,
     add_prompt,
@@ -24,6 +23,7 @@ from gguf_verify.cli.common import (
     prompt_of,
     spell,
 )
+from gguf_verify.cli.parser import Parser
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.command_line import cores
 from gguf_verify.support.errors import UsageError
@@ -41,11 +41,10 @@ examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify backend",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Judge every operation of llama.cpp's graph of a model, on any device of llama.cpp, against exact "
         "results.",
         epilog=_EPILOG
@@ -124,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_detail(parser, "every recorded node", "llama.cpp's log")
     add_reports(parser, Kind.GRAPH)
     add_common(parser)
+    parser.show_first("model", "--device", "--llama", "-n", "-ub", "-fa", "--ops", "--node", "-x", "-v")
     return parser
 
 

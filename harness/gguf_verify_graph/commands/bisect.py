@@ -10,7 +10,6 @@ from typing import Any
 from gguf_verify.backend_results import PROMPT
 from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
-    Parser,
     add_detail,
     add_reports,
     asked_for,
@@ -22,11 +21,13 @@ from gguf_verify.cli.common import (
     spell,
 )
 from gguf_verify.cli.files import check_outputs, files_of
+from gguf_verify.cli.parser import Parser
 from gguf_verify.cli.verify import build_parser as verify_parser
-from gguf_verify.report.writer import Kind, every_writer, writers
+from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import DEFAULT_PROMPT
 from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.errors import UsageError, say
+from gguf_verify.support.settings import Settings, read_settings
 from gguf_verify.support.text import printable
 
 from .backend import build_parser as backend_parser
@@ -44,7 +45,7 @@ bad, and a build with any other code is skipped, as by `git bisect skip`.
 Results are kept: the same command reuses them.
 
 examples:
-  gguf-verify bisect model.gguf --good 0.3.30 --bad 0.3.36 --html page.html
+  gguf-verify bisect model.gguf --good 0.3.30 --bad 0.3.36 -o page.html
   gguf-verify bisect model.gguf --good b1 --bad b4 --among b2 b3 --device Vulkan0
   gguf-verify bisect model.gguf --good old --bad new -- -ctk q8_0 -ctv q8_0 -fa on
   gguf-verify bisect model.gguf --nvrtc --good 13.0.88 --bad 13.2.78 -- --kernel q8_1_mma
@@ -76,11 +77,10 @@ class _Parser(Parser):
         return found
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = _Parser(
         prog="gguf-verify bisect",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="gguf-verify bisect MODEL.gguf --good BUILD --bad BUILD [options] [-- options of a run]",
         description="Find the first build of llama.cpp that computes a model's graph incorrectly, or the first version "
         "of NVRTC that compiles a kernel incorrectly.",
@@ -135,7 +135,7 @@ def run(argv: list[str]) -> int:
             good=args.good,
             bad=args.bad,
             among=None if args.among is None else tuple(args.among),
-            arguments=(*own, "--exitfirst", *args.passed),
+            arguments=(*own, "--exitfirst", *_settings(args.nvrtc), *args.passed),
             prompt=prompt,
             keep=keep,
             nvrtc=args.nvrtc,
@@ -152,6 +152,14 @@ def run(argv: list[str]) -> int:
             say(f"results so far are kept in {printable(str(keep), 200)}: run the same command to continue")
             raise
         return deliver(Kind.BISECTION, found, found.exit_code, form(args), files)
+
+
+def _settings(nvrtc: bool) -> tuple[str, ...]:
+    """The settings of the project as options of a run, which runs in a folder of its own."""
+    settings = read_settings()
+    if settings is None:
+        return ()
+    return settings.flags(Settings.names() - {"ray"} if nvrtc else ("time_limit", "sandbox"))
 
 
 def _device(args: argparse.Namespace) -> str:
@@ -189,11 +197,10 @@ def _check_passed(args: argparse.Namespace) -> str:
 
 def _check_reports(args: argparse.Namespace, made: argparse.Namespace) -> None:
     """Check that no run writes a report, and that no report would overwrite an input of a run. Raises UsageError."""
-    given = [w.flag for w in every_writer() if w.flag is not None and getattr(made, w.argument, None) is not None]
-    if given:
-        ours = " and ".join(str(w.flag) for w in writers(Kind.BISECTION) if w.flag is not None)
+    if made.reports or made.report_dir is not None:
+        given = "-o" if made.reports else "--report-dir"
         raise UsageError(
-            f"{given[0]} after -- would be overwritten by each run; before --, {ours} report on all runs", "usage"
+            f"{given} after -- would be overwritten by each run; before --, it reports on all runs", "usage"
         )
     check_outputs(args.outputs, files_of([*vars(made).values()]))
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from gguf_verify.backend_results import GraphOptions
 from gguf_verify.cli.command import Command
-from gguf_verify.cli.common import EXIT_CODES, Parser, add_common, check_ranges, internal_errors, print_lines
+from gguf_verify.cli.common import EXIT_CODES, add_common, check_ranges, internal_errors, print_lines
+from gguf_verify.cli.parser import Parser
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify devices",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="List the devices of llama.cpp by the names that `gguf-verify backend --device` takes.",
         epilog=EXIT_CODES.format(verified="the devices are listed", mismatch="does not occur"),
     )

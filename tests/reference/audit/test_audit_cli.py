@@ -44,7 +44,7 @@ def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 def test_a_clean_file(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = cli(Q4_0, "--json", report)
+    done = cli(Q4_0, "-o", report)
     assert (done.returncode, done.stderr) == (0, "")
     for said in ("CLEAN in", "each owned by one field: 100 %", "100 % of 81,920", "gguf-py     accepted, 30 tensors",
                  "llama.cpp   accepted and loaded, 30 tensors", "no errors, no warnings\n"):  # fmt: skip
@@ -90,7 +90,7 @@ def test_x_ray_by_all_addresses(tmp_path: Path) -> None:
     name = ("--tensor", "blk.0.attn_q.weight")
     report = tmp_path / "x.json"
     runs = [
-        command_here("audit", Q5_1, *name, "--block", 2 * tensor.blocks_per_row + 1, "--json", report),
+        command_here("audit", Q5_1, *name, "--block", 2 * tensor.blocks_per_row + 1, "-o", report),
         command_here("audit", Q5_1, *name, "--row", 2, "--block", 1),
         command_here("audit", Q5_1, "--offset", str(offset)),
         command_here("audit", Q5_1, "--offset", hex(offset)),
@@ -118,8 +118,8 @@ def test_x_ray_by_all_addresses(tmp_path: Path) -> None:
     (["--tensor", "("], "regular expression"),
     (["--tensor", "none of them"], "no tensor matches"),
     (["-t", "9999"], "-t must be"),
-    (["--json", "/nowhere/x.json"], "cannot write"),
-    (["--json", str(Q4_0)], "overwrite a model"),
+    (["-o", "/nowhere/x.json"], "cannot write"),
+    (["-o", str(Q4_0)], "overwrite a model"),
 ])  # fmt: skip
 def test_usage(arguments: list[str], said: str) -> None:
     assert said in one_line(command_here("audit", Q4_0, *arguments), 2)
@@ -157,7 +157,7 @@ def test_interrupted(when: str) -> None:
 
 
 def test_no_sha256(tmp_path: Path) -> None:
-    done = command_here("audit", Q4_0, "--no-sha256", "--no-readers", "--source", F16, "--json", tmp_path / "a.json")
+    done = command_here("audit", Q4_0, "--no-sha256", "--no-readers", "--source", F16, "-o", tmp_path / "a.json")
     assert done.returncode == 0
     assert done.stdout.count("not computed") == 2
     header = json.loads((tmp_path / "a.json").read_text())["header"]

@@ -51,7 +51,7 @@ def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 def test_the_report_states_its_sample(tmp_path: Path) -> None:
     with served({"/a/m\x1b[31m.gguf": TINY["Q4_0"]}) as server:
         url = server.url("/a/m%1b[31m.gguf?signature=SECRET").replace("//", "//user:PASSWORD@")
-        done = cli("audit", url, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--strict")
+        done = cli("audit", url, "-o", tmp_path / "a.json", "-o", tmp_path / "a.html", "--strict")
     assert (done.returncode, done.stderr) == (5, "")
     verdict = last_line(done.stdout)
     assert re.match(r"CLEAN IN THE SAMPLE in .* of the header and of [\d,]+ of 83,712 blocks \(\d\d\.\d\d %\)", verdict)
@@ -336,7 +336,7 @@ def test_the_hub(tmp_path: Path) -> None:
         for path in ("/api/models/owner/repo", "/api/models/owner/repo/revision/main"):
             hub.answers[path] = json.dumps({"id": "owner/repo", "sha": "0" * 40, "siblings": []}).encode()
         environment = {"HF_ENDPOINT": hub.url(""), "HF_TOKEN": "hf_SECRET", "HF_HOME": str(tmp_path)}
-        options = ("--no-llama", "--no-readers", "--json", tmp_path / "a.json")
+        options = ("--no-llama", "--no-readers", "-o", tmp_path / "a.json")
         done = cli("audit", "hf://owner/repo/folder/m.gguf", *options, **environment)
         assert (done.returncode, done.stderr) == (5, "")
         assert "file        hf://owner/repo/folder/m.gguf · " in done.stdout

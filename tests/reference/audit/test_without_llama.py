@@ -41,7 +41,7 @@ def cli(without: dict[str, str], *arguments: object) -> subprocess.CompletedProc
 
 
 def test_the_verdict_claims_no_more_than_was_checked(without: dict[str, str], tmp_path: Path) -> None:
-    done = cli(without, "audit", TINY["Q4_0"], "--json", tmp_path / "a.json")
+    done = cli(without, "audit", TINY["Q4_0"], "-o", tmp_path / "a.json")
     assert (done.returncode, done.stderr) == (5, "")
     verdict = last_line(done.stdout)
     assert verdict.startswith("NOT EVERYTHING VERIFIED in ")

@@ -222,7 +222,7 @@ def test_changes_by_another_sequence_are_reported(monkeypatch: pytest.MonkeyPatc
 
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.json"
-    assert main(["backend", str(Q4_0), "-p", "The import", "-n", "1", "--json", str(out)]) == 0
+    assert main(["backend", str(Q4_0), "-p", "The import", "-n", "1", "-o", str(out)]) == 0
     shown = flat(capsys.readouterr().out)
     assert "FLASH_ATTN_EXT F16" in shown
     assert "VERIFIED: " in shown

@@ -59,7 +59,7 @@ def test_llama_cpp_python_is_not_needed(library: str, tmp_path: Path) -> None:
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "harness")])}
     done = subprocess.run(
-        [*map(str, command), "--probes", "brief", "-n", "2"],
+        [*map(str, command), "--effort", "quick", "-n", "2"],
         env=environment,
         capture_output=True,
         text=True,

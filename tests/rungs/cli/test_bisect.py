@@ -38,7 +38,7 @@ import json, os, signal, sys, time
 arguments = sys.argv[1:]
 folder = os.path.dirname(os.path.abspath(__file__))
 build = arguments[arguments.index("--llama") + 1]
-target = arguments[arguments.index("--json") + 1]
+target = arguments[arguments.index("-o") + 1]
 with open(os.path.join(build, "libllama.so")) as file:
     word = file.read()
 with open(os.path.join(folder, "log"), "a") as file:
@@ -183,7 +183,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
 def test_the_first_build_with_another_graph_is_found(builds: Builds) -> None:
     """Every node of every build is right: the graphs tell them apart."""
     page = builds.folder / "page.html"
-    done = builds.bisect("good", "good", "other-graph", "other-graph", options=("--html", str(page)))
+    done = builds.bisect("good", "good", "other-graph", "other-graph", options=("-o", str(page)))
     assert done.returncode == 0, done.stderr
     change = "ROPE Qcur-0: freq_base 10000 → 40000"
     verdict = f"FOUND: the first bad build is {builds.folder / 'b2'}, and the last good one is {builds.folder / 'b1'}"
@@ -196,7 +196,7 @@ def test_the_first_build_with_another_graph_is_found(builds: Builds) -> None:
 def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     words = ("good", "good", "good", "bad", "bad", "bad")
     page = builds.folder / "page.html"
-    done = builds.bisect(*words, options=("--html", str(page)), passed=("-n", "1"))
+    done = builds.bisect(*words, options=("-o", str(page)), passed=("-n", "1"))
     assert done.returncode == 0, done.stderr
     assert builds.ran() == ["b5", "b0", "b3", "b2"]
     b2, b3 = builds.folder / "b2", builds.folder / "b3"
@@ -284,15 +284,15 @@ def test_what_is_refused(builds: Builds, tmp_path: Path) -> None:
     for command, said in (
         ((*ends, "--", "--device", "CUDA0"), "give --device before --"),
         ((*ends, "--", "--llama", first), "--llama is set for each build"),
-        ((*ends, "--", "--json", tmp_path / "x.json"), "would be overwritten"),
+        ((*ends, "--", "-o", tmp_path / "x.json"), "would be overwritten"),
         ((*ends, "--", "--no-such"), "unknown option --no-such"),
         ((*ends, "--among", first), "is given twice"),
         ((*ends, "--among", tmp_path / "empty"), "holds no libllama.so"),
         ((*ends, "--among", "nowhere"), "neither a version such as 0.3.33 nor a folder"),
         ((*ends, "--run-limit", "0"), "--run-limit must be"),
-        ((*ends, "--json", MODEL), "would overwrite a model"),
-        ((*ends, "--html", tmp_path / "no" / "x.html"), "cannot write"),
-        ((*ends, "--html", tmp_path / "x", "--json", tmp_path / "x"), "--html and --json name the same file"),
+        ((*ends, "-o", MODEL), "would overwrite a model"),
+        ((*ends, "-o", tmp_path / "no" / "x.html"), "cannot write"),
+        ((*ends, "-o", tmp_path / "x", "-o", tmp_path / "x"), "--html and --json name the same file"),
         (("bisect", MODEL, "--good", first, "--bad", first), "are the same build"),
         (("bisect", tmp_path / "no.gguf", "--good", first, "--bad", second), "no.gguf"),
     ):
@@ -354,7 +354,7 @@ def made_by(builds: Builds) -> Callable[[str], list[str]]:
             "which, version = [('bad', '0.3.4'), ('good', '0.3.0'), ('good', '0.3.2')][n]\n"
             "made = json.load(open(os.path.join(folder, 'templates.json')))[which]\n"
             "made['build']['llama_cpp_python'] = 'none' if word == 'none' else version\n"
-            "json.dump(made, open(sys.argv[sys.argv.index('--json') + 1], 'w'))\n"
+            "json.dump(made, open(sys.argv[sys.argv.index('-o') + 1], 'w'))\n"
             "sys.exit(made['exit_code'])\n"
         )
         return [sys.executable, "-I", "-S", str(path)]

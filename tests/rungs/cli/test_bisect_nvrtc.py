@@ -23,8 +23,8 @@ VERSIONS = [f"13.{i}.{i}" for i in range(6)]
 RUN = """\
 import json, os, subprocess, sys
 version, word = os.path.basename(os.path.dirname(os.environ["NVRTC_LIBRARY"])).split("=")
-target = sys.argv[sys.argv.index("--json") + 1]
-code = subprocess.run([*{stub!r}, sys.argv[1], "--prompt=" + word, "--kernel", "k", "--json", target]).returncode
+target = sys.argv[sys.argv.index("-o") + 1]
+code = subprocess.run([*{stub!r}, sys.argv[1], "--prompt=" + word, "--kernel", "k", "-o", target]).returncode
 with open({log!r}, "a") as file:
     file.write(version + " " + " ".join(sys.argv[2:-2]) + "\\n")
 if os.path.exists(target):
@@ -58,7 +58,7 @@ class Bisections:
         self.words = dict(zip(VERSIONS, words, strict=False))
         return command_here(
             "bisect", MODEL, "--nvrtc", "--good", VERSIONS[0], "--bad", VERSIONS[len(words) - 1], "--keep",
-            self.folder / "kept", "--json", self.folder / "report.json", "--", *options,
+            self.folder / "kept", "-o", self.folder / "report.json", "--", *options,
         )  # fmt: skip
 
     def ran(self) -> list[str]:
@@ -133,7 +133,7 @@ def test_ends_that_are_none(bisections: Bisections, words: tuple[str, ...], code
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--device", "CUDA0"), "--device applies to graphs"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--host", "cpu"), "--nvrtc needs --host gpu"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--identify"), "remove --identify"),
-        (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--json", "x"), "would be overwritten"),
+        (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "-o", "x"), "would be overwritten"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "-ctk", "f16"), "-c"),
     ],
 )

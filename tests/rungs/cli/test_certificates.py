@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     allowed(folder, me=mine)
     entry = re.search(r"__global__ void (\w+)", source)[1]
     done = gguf_verify(
-        folder, "my.gguf", "-p", "Once", "-n", "2", "--kernel", f"my.cu:{entry}", "--probes", "brief",
+        folder, "my.gguf", "-p", "Once", "-n", "2", "--kernel", f"my.cu:{entry}", "--effort", "quick",
         "--tensor", "blk.0.attn_k", "--certificate", "my.json", "--sign-with", mine,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +60,7 @@ def test_it_is_the_same_but_not_a_whole_run(folder: Path) -> None:
     done = check(folder)
     assert done.returncode == 5, done.stdout + done.stderr
     assert done.stdout.startswith("CERTIFIED AND THE SAME, BUT NOT A WHOLE VERIFICATION: ")
-    assert "--probes brief" in done.stdout
+    assert "--effort quick" in done.stdout
     assert len(done.stdout.splitlines()) <= 30
     assert "matches     system: " in done.stdout
     said = json.loads((folder / "my.json").read_text())
@@ -106,7 +106,7 @@ def test_a_certificate_of_a_mismatch(folder: Path) -> None:
     wrong.write_text(source.replace("concatenate", "stack"))
     entry = re.search(r"^def (\w+)\(weights", source, re.MULTILINE)[1]
     done = gguf_verify(
-        folder, "my.gguf", "--kernel", f"wrong.py:{entry}", "--probes", "brief", "--rungs", "blocks", "--tensor",
+        folder, "my.gguf", "--kernel", f"wrong.py:{entry}", "--effort", "quick", "--rungs", "blocks", "--tensor",
         "blk.0.attn_q", "--certificate", "wrong.json",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
@@ -140,7 +140,7 @@ def test_a_declaration_elsewhere_is_certified_too(folder: Path) -> None:
     (folder / "bare.cu").write_text(source.replace(said[0], ""))
     entry = re.search(r"__global__ void (\w+)", source)[1]
     done = gguf_verify(
-        folder, "my.gguf", "--kernel", f"bare.cu:{entry}", "--declare", declared, "--probes", "brief", "--rungs",
+        folder, "my.gguf", "--kernel", f"bare.cu:{entry}", "--declare", declared, "--effort", "quick", "--rungs",
         "blocks", "--tensor", "blk.0.attn_q", "--certificate", "bare.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

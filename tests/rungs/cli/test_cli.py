@@ -39,7 +39,7 @@ Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 
 def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     out, page = tmp_path / "report.json", tmp_path / "report.html"
-    done = cli_here(Q4_0, "-p", "Once upon", "-n", 3, "--seed", 0, "--host", "cpu", "--json", out, "--html", page)
+    done = cli_here(Q4_0, "-p", "Once upon", "-n", 3, "--seed", 0, "--host", "cpu", "-o", out, "-o", page)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -66,7 +66,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
 def test_verbose_has_a_line_for_each_gemm_and_all_that_a_pass_leaves_out(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     chosen = r"blk\.0\.attn_q|blk\.2\.ffn_down|^output\."
-    done = cli_here(Q4_0, "--rungs", "layers", "-p", "Once", "-vv", "--tensor", chosen, "--json", out)
+    done = cli_here(Q4_0, "--rungs", "layers", "-p", "Once", "-vv", "--tensor", chosen, "-o", out)
     assert done.returncode == 0
     headroom = json.loads(out.read_text())["rungs"][0]["headroom"]
     assert f"range {headroom['tensor']}: the largest half" in flat(done.stdout)
@@ -86,7 +86,7 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
     path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_q.weight", 9, 3, 0, b"\x00\x7e")
     out = tmp_path / "r.json"
     page = tmp_path / "r.html"
-    done = cli(path, "--rungs", "bytes", "--json", out, "--html", page)
+    done = cli(path, "--rungs", "bytes", "-o", out, "-o", page)
     assert done.returncode == 1
     assert "blk.0.attn_q.weight row 9 block 3" in done.stdout
     validator("run").validate(json.loads(out.read_text()))
@@ -94,7 +94,7 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
     assert "<b>nan</b>" in page.read_text()
     assert "block at byte" in done.stdout
     script = ROOT / "scripts" / "verify_model.py"
-    repeat = f"python {script} {path} -s 0 --probes brief --rungs bytes --tensor '^blk[.]0[.]attn_q[.]weight$'"
+    repeat = f"python {script} {path} -s 0 --effort quick --rungs bytes --tensor '^blk[.]0[.]attn_q[.]weight$'"
     assert f"repeat with: {repeat}\n" in done.stdout
     assert json.loads(out.read_text())["rungs"][0]["failures"][0]["block_hex"].startswith("007e")
 
@@ -102,7 +102,7 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
 def test_not_finite_numbers_are_strings_in_json(tmp_path: Path) -> None:
     path = patched_block(Q4_0, tmp_path / "inf.gguf", "blk.0.attn_q.weight", 9, 3, 0, b"\x00\x7c")
     out = tmp_path / "r.json"
-    done = cli_here(path, "--rungs", "layers", "--tensor", "blk.0.attn_q", "--json", out)
+    done = cli_here(path, "--rungs", "layers", "--tensor", "blk.0.attn_q", "-o", out)
     assert done.returncode == 1
     text = out.read_text()
     assert "NaN" in text or "Infinity" in text
@@ -202,13 +202,13 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["--tensor", "output_norm"], "no matrix matches"),
         (["-c", "4"], "do not fit a context of 4"),
         (["-f", "/no/such/prompt"], "cannot read the prompt"),
-        (["--rungs", "bytes", "--json", "/no/such/folder/r.json"], "cannot write"),
-        (["--rungs", "bytes", "--json", "model.gguf"], "would overwrite a model"),
-        (["--rungs", "bytes", "--html", "/no/such/folder/r.html"], "cannot write"),
-        (["--rungs", "bytes", "--html", "model.gguf"], "--html would overwrite a model"),
-        (["--rungs", "bytes", "--json", "r", "--html", "./r"], "name the same file"),
-        (["--identify", "--html", "r.html"], "--html cannot write this kind of result: identification"),
-        (["--rungs", "bytes", "--json", str(Q4_0)], "would overwrite a model"),
+        (["--rungs", "bytes", "-o", "/no/such/folder/r.json"], "cannot write"),
+        (["--rungs", "bytes", "-o", "model.gguf"], "would overwrite a model"),
+        (["--rungs", "bytes", "-o", "/no/such/folder/r.html"], "cannot write"),
+        (["--rungs", "bytes", "-o", "model.gguf"], "--html would overwrite a model"),
+        (["--rungs", "bytes", "-o", "r", "-o", "./r"], "name the same file"),
+        (["--identify", "-o", "r.html"], "--html cannot write this kind of result: identification"),
+        (["--rungs", "bytes", "-o", str(Q4_0)], "would overwrite a model"),
         (["-p", "\udcff"], "the prompt is not UTF-8"),
     ],
 )
@@ -238,7 +238,7 @@ def test_what_was_found_is_not_lost_when_the_graph_cannot_be_evaluated(tmp_path:
     at = path.read_bytes().index(key) + len(key) + 4
     path = patched(path, tmp_path / "y.gguf", at, bytes(4))
     out = tmp_path / "r.json"
-    done = cli_here(path, "-n", 1, "-v", "--json", out)
+    done = cli_here(path, "-n", 1, "-v", "-o", out)
     assert done.returncode == 1
     assert "blk.0.attn_q.weight row 9 block 3" in flat(done.stdout)
     assert re.search("(BROKEN OFF|NOT VERIFIED) layers", done.stdout)
@@ -322,7 +322,7 @@ def test_no_child_is_left_behind(kind: signal.Signals) -> None:
 def test_json_does_not_overwrite_a_model_of_another_name(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(Q4_0.read_bytes())
-    done = cli_here(path, "--rungs", "bytes", "--json", path)
+    done = cli_here(path, "--rungs", "bytes", "-o", path)
     assert done.returncode == 2
     assert path.read_bytes() == Q4_0.read_bytes()
 

@@ -233,7 +233,7 @@ def test_all_files_are_written_when_a_run_is_interrupted(
         "--progress",
         "always",
     ]
-    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 3
+    assert main([*arguments, "-o", str(out), "-o", str(page)]) == 3
     captured = capsys.readouterr()
     assert captured.err == "gguf-verify: interrupted by SIGTERM\n"
     assert last_line(captured.out).startswith("INTERRUPTED in ")
@@ -325,7 +325,7 @@ def test_a_kernel_that_raises_says_where(tmp_path: Path, capsys: pytest.CaptureF
     path = tmp_path / "my_kernel.py"
     path.write_text(RAISES)
     out = tmp_path / "r.json"
-    chosen = ["--rungs", "blocks", "--tensor", "attn_[qk]", "--json", str(out)]
+    chosen = ["--rungs", "blocks", "--tensor", "attn_[qk]", "-o", str(out)]
     assert main([str(Q4_0), "--kernel", f"{path}:gemm", *chosen]) == 1
     shown = flat(capsys.readouterr().out)
     where = "my_kernel.py:11 in helper: raise ValueError("

@@ -67,7 +67,7 @@ def test_no_report_takes_the_place_of_what_the_kernel_reads(tmp_path: Path) -> N
     header = tmp_path / "more.h"
     header.write_text("// nothing\n")
     asked = ["kernel", f"{tmp_path / 'k.cu'}:gemm", "--type", "Q4_0", "--rungs", "blocks", "--seed", "0", "-N", "32"]
-    done = command_here(*asked, "-K", "32", "--probes", "brief", "--json", header)
+    done = command_here(*asked, "-K", "32", "--effort", "quick", "--json", header)
     assert header.read_text() == "// nothing\n"
     assert done.returncode == 3, done.stdout + done.stderr
     assert "more.h is not written: the kernel was built from it" in done.stderr
@@ -252,7 +252,7 @@ def test_words_of_a_kernel_are_no_commands_of_a_log(tmp_path: Path) -> None:
     """Wherever lines are wrapped; also in a file's name on standard error."""
     kernel = tmp_path / "k.py"
     kernel.write_text(GIVES_COMMANDS)
-    asked = [Q4_0, "--kernel", f"{kernel}:gemm", "--rungs", "layers", "--tensor", "blk.0.attn_q", "--probes", "brief"]
+    asked = [Q4_0, "--kernel", f"{kernel}:gemm", "--rungs", "layers", "--tensor", "blk.0.attn_q", "--effort", "quick"]
     done = command_here(*asked, "--progress", "always", "--host", "cpu", "--seed", "1")
     said = done.stdout + done.stderr
     assert "x3a:stop-commands" in said

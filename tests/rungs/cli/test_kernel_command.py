@@ -70,8 +70,8 @@ def test_a_share_of_the_minimum_taken_for_the_whole_is_named(tmp_path: Path, thr
 
 def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page, summary = tmp_path / "r.json", tmp_path / "r.html", tmp_path / "r.md"
-    asked = ["--type", "Q4_0", "-M", "2,9", "-N", "5", "-K", "64", "--probes", "brief"]
-    files = ["--json", str(out), "--html", str(page), "--markdown", str(summary)]
+    asked = ["--type", "Q4_0", "-M", "2,9", "-N", "5", "-K", "64", "--effort", "quick"]
+    files = ["-o", str(out), "-o", str(page), "-o", str(summary)]
     assert main(["kernel", NUMPY, *asked, *files]) == 0
     out_text = capsys.readouterr().out
     shown = flat(out_text)
@@ -90,7 +90,7 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_wrong_kernel_is_found_and_its_call_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [wrong(tmp_path), "-N", "5", "-K", "64", "--probes", "brief"]
+    asked = [wrong(tmp_path), "-N", "5", "-K", "64", "--effort", "quick"]
     assert main(["kernel", *asked]) == 1
     shown = capsys.readouterr().out
     assert "DIAGNOSIS" in shown
@@ -113,7 +113,7 @@ def test_without_llama_cpp_the_exact_product_judges(
     monkeypatch.setattr("gguf_verify.rungs.run.Llama", refused)
     monkeypatch.setattr("gguf_verify.cli.kernel.why_missing", lambda: "llama.cpp is not installed")
     out = tmp_path / "r.json"
-    asked = ["-N", "5", "-K", "64", "--probes", "brief", "--json", str(out)]
+    asked = ["-N", "5", "-K", "64", "--effort", "quick", "-o", str(out)]
     assert main(["kernel", NUMPY, *asked]) == 0
     captured = capsys.readouterr()
     assert "llama.cpp is not installed, so the kernel is not compared with it" in captured.err

@@ -24,7 +24,7 @@ def test_a_new_kernel_is_written_and_verified(
 ) -> None:
     """The check is that of `gguf-verify kernel`, but for the number of probes."""
     whole = kernel.run
-    monkeypatch.setattr(kernel, "run", lambda argv: whole([*argv, "--probes", "brief"]))
+    monkeypatch.setattr(kernel, "run", lambda argv: whole([*argv, "--effort", "quick"]))
     monkeypatch.chdir(tmp_path)
     assert main(["new-kernel", "my.cu", "--host", "cpu"]) == 0
     captured = capsys.readouterr()

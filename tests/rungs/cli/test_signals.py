@@ -46,7 +46,7 @@ class Command:
     def __init__(self, folder: Path, *arguments: object, ignoring: tuple[int, ...] = (), **environment: str) -> None:
         self.temporary, self.json, self.page = folder / "tmp", folder / "r.json", folder / "r.html"
         self.temporary.mkdir(exist_ok=True)
-        files = ["--json", self.json, "--html", self.page] if SCRIPT in arguments else []
+        files = ["-o", self.json, "-o", self.page] if SCRIPT in arguments else []
 
         def prepare() -> None:
             for number in ENDS:  # a shell's background job ignores Ctrl-C and hands that down

@@ -272,9 +272,9 @@ def test_each_row_of_an_oracle_is_compared(tmp_path: Path) -> None:
     """Also behind those whose weights are compared at a time."""
     file = tmp_path / "late.py"
     file.write_text(LATE_ROWS)
-    flags = ["-K", "4096", "-N", "1060", "-M", "1", "--rungs", "layers", "--probes", "brief"]
+    flags = ["-K", "4096", "-N", "1060", "-M", "1", "--rungs", "layers", "--effort", "quick"]
     report = tmp_path / "report.json"
-    assert main(["kernel", f"{file}:product", *flags, "--json", str(report)]) == 1
+    assert main(["kernel", f"{file}:product", *flags, "-o", str(report)]) == 1
     assert "describes another product in row 1050" in report.read_text()
 
 

@@ -442,7 +442,7 @@ def test_a_parameter_that_is_too_small_is_no_failure(model: Model, tmp_path: Pat
 def test_indices_that_are_not_tried_are_named(model: Model) -> None:
     for function in (foreign_tasks.floats, foreign_tasks.codes):
         result = climbed(model, function)
-        assert ("indices of 2^31 and more", "--probes brief") in result.envelopes[0].not_covered
+        assert ("indices of 2^31 and more", "--effort quick") in result.envelopes[0].not_covered
         assert "indices" in {skipped.check for skipped in result.skipped}
 
 

@@ -138,18 +138,18 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "attn_[qk]",
     ]
     drawn = tmp_path / "map.svg"
-    assert main([*arguments, "--heat-map", str(drawn)]) == 0
+    assert main([*arguments, "-o", str(drawn)]) == 0
     root = ElementTree.parse(drawn).getroot()
     cells = [e.text or "" for e in root.findall(".//{*}rect/{*}title")]
     assert len(cells) == 6
     assert all(re.fullmatch(r"blk\.[0-2] attn_[qk]: [0-9.e-]+", c) for c in cells)
     arguments[-1] = "blk.0.attn_k"
-    assert main([*arguments, "--heat-map", str(tmp_path / "map.png"), "--json", str(tmp_path / "r.json")]) == 0
+    assert main([*arguments, "-o", str(tmp_path / "map.png"), "-o", str(tmp_path / "r.json")]) == 0
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "r.json").read_text())["rungs"][0]["heat_map"] is None
     (tmp_path / "full.svg").symlink_to("/dev/full")
     capsys.readouterr()
-    assert main([*arguments, "--heat-map", str(tmp_path / "full.svg")]) == 3
+    assert main([*arguments, "-o", str(tmp_path / "full.svg")]) == 3
     captured = capsys.readouterr()
     assert "VERIFIED" in captured.out
     assert captured.err.startswith("gguf-verify: cannot write ")
@@ -160,6 +160,6 @@ def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """llama.cpp cannot run such a model: the report says that there is no picture, and the verdict stands."""
     path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
     drawn = tmp_path / "map.svg"
-    assert main([str(path), "--probes", "brief", "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5
+    assert main([str(path), "--effort", "quick", "--host", "cpu", "--rungs", "layers", "-o", str(drawn)]) == 5
     assert capsys.readouterr().err == "gguf-verify: no heat map: the layers rung judged nothing\n"
     assert not drawn.exists()

@@ -180,7 +180,7 @@ def test_no_certificate_is_made(cut: Report) -> None:
 
 def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.json"
-    assert main([str(Q4_0), "--host", "cpu", "--kernel", "q8_1_naive", "--budget", "0.001s", "--json", str(out)]) == 5
+    assert main([str(Q4_0), "--host", "cpu", "--kernel", "q8_1_naive", "--budget", "0.001s", "-o", str(out)]) == 5
     shown = flat(capsys.readouterr().out)
     assert (
         "INCOMPLETE: the budget of 0.001s was spent; rungs that were not begun: bytes, blocks, layers, tokens" in shown

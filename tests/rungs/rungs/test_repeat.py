@@ -165,7 +165,7 @@ def test_what_is_printed_can_be_pasted(tmp_path: Path) -> None:
     prompt = 'it\'s "one" $HOME\nline'
     command = [
         "bash", "-c", 'python scripts/verify_model.py "$@"', "_", str(MODEL), "--kernel", f"{source}:gemm",
-        "--host", "cpu", "--rungs", "layers", "--tensor", "0.attn_k", "-p", prompt, "-n", "2", "--probes", "brief",
+        "--host", "cpu", "--rungs", "layers", "--tensor", "0.attn_k", "-p", prompt, "-n", "2", "--effort", "quick",
         "--save-case", str(case),
     ]  # fmt: skip
     environment = {

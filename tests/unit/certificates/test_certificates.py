@@ -52,7 +52,7 @@ def test_no_folder_of_this_machine_is_in_it() -> None:
     content = canonical(statement()).decode()
     assert "/models" not in content
     assert "/home" not in content
-    assert "gguf-verify my.gguf --kernel kernels/my.cu:gemm --probes brief" in content
+    assert "gguf-verify my.gguf --kernel kernels/my.cu:gemm --effort quick" in content
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     "flags",
     [
         ["--sign-with", "key"], ["--certificate", "{0}/c.json", "--sign-with", "{0}/none"],
-        ["--certificate", "{0}/c.json", "--identify"], ["--certificate", "{0}/c.json", "--json", "{0}/c.json"],
+        ["--certificate", "{0}/c.json", "--identify"], ["--certificate", "{0}/c.json", "-o", "{0}/c.json"],
         ["--certificate", "{0}/none/c.json"], ["--certificate", "{0}/c.json", "--only-call", "own,m=1,n=1,k=1"],
     ],
 )  # fmt: skip

@@ -57,13 +57,50 @@ def test_parameters_that_cannot_be_passed_and_those_of_what_is_fused() -> None:
     block = "\n".join(proposed("f", kernels_in(text % "int")["f"]))
     assert 'formats = ["Q8_0"]' in block
     assert '"float32 ?", "int32 ?"' in block
-    assert 'bias is not weights, activations or output: declare epilogue = ["bias"]' in block
+    assert '// epilogue = ["bias"]' in block
     assert "for float beta write its value" in block
     of_struct, of_bool = (kernels_in(text % kind)["f"] for kind in ("Pair", "bool"))
     declared = ["weights", "activations", "output", "bias", "float32 1", "int32 N"]
     assert "the parameter bool v, which cannot be passed" in misfit("f", of_bool, declared)
     assert "the parameter Pair v, which cannot be passed" in misfit("f", of_struct, [*declared, "int32 K"], {"Pair"})
     assert misfit("f", of_struct, declared, {"Pair"}) is None, "one of 4 bytes is passed as a number"
+
+
+MOE = """
+__global__ void moe(const uint8_t* w, const float* x, const int* ids, float* dst, int n_experts, int top_k, int ncols,
+                    int nrows, int n_tokens) {}
+"""
+TWO = """
+struct Weights { half d; uint8_t qs[32 / 2]; };
+struct Codes { half d; int8_t qs[32]; };  // 34 bytes
+struct Sizes { int m, n; };
+extern "C" __global__ void gemm(const Codes* w, const void* x, float* y, int rows, int tokens, int K, Sizes more) {
+  int r = blockIdx.y * 8 + threadIdx.y, t = blockIdx.x * blockDim.x + threadIdx.x;
+  if (r < rows && t < tokens) { y[0] = 0; }
+}
+extern "C" __global__ void other(const Weights* w, const void* x, float* y, int M, int N, int K) {
+  int t = blockIdx.y;
+}
+"""
+
+
+def test_a_block_to_paste_knows_experts_structs_and_thread_blocks() -> None:
+    experts = "\n".join(proposed("moe", kernels_in(MOE)["moe"], MOE))
+    assert 'computes = "experts"' in experts
+    assert (
+        '["weights", "activations", "ids", "output", "int32 E", "int32 TOP_K", "int32 K", "int32 N", "int32 M"]'
+        in experts
+    )
+    assert 'grid = "ceil(M * TOP_K * N, 128)"' in experts
+    two = "\n".join(proposed("gemm", kernels_in(TWO)["gemm"], TWO))
+    assert 'formats = ["Q8_0"]' in two, "the only type whose blocks have 34 bytes"
+    assert '"? more"]' in two
+    assert "Sizes more cannot be passed" in two
+    assert "block = [16, 16]" in two
+    assert 'grid = ["ceil(M, 16)", "ceil(N, 16)"]' in two, "x counts tokens here"
+    other = "\n".join(proposed("other", kernels_in(TWO)["other"], TWO))
+    assert 'formats = ["Q4_0"]' in other, "the size of an array is an expression, which is not evaluated"
+    assert 'grid = ["ceil(N, 128)", "M"]' in other
 
 
 def test_what_cannot_be_the_parameters_is_told_before_anything_is_compiled() -> None:

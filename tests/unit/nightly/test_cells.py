@@ -185,7 +185,7 @@ def test_what_a_cell_had_found_when_its_time_was_over_is_kept(tmp_path: Path) ->
     ):  # fmt: skip
         ready, report = tmp_path / f"{word}.ready", tmp_path / f"{word}.json"
         processes = _OverWhenReady(ready)
-        command = [*STUB, "m.gguf", f"--prompt={word} {ready}", "--json", str(report), "--kernel", "q8_1"]
+        command = [*STUB, "m.gguf", f"--prompt={word} {ready}", "-o", str(report), "--kernel", "q8_1"]
         ended = processes.run(command, 6, grace=1)
         processes.close()
         assert ended.exit_code is None
@@ -239,7 +239,7 @@ def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypa
 def test_stopped_processes_are_gone(tmp_path: Path) -> None:
     processes = Processes()
     pids = tmp_path / "pids"
-    command = [*STUB, "x", f"--prompt=hangs {pids}", "--json", str(tmp_path / "r"), "--kernel", "k"]
+    command = [*STUB, "x", f"--prompt=hangs {pids}", "-o", str(tmp_path / "r"), "--kernel", "k"]
 
     def stop_later(_pid: int) -> None:
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
@@ -315,7 +315,7 @@ def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     for kind in ("html", "junit", "markdown"):
         assert "row 3 is wrong" in files[kind].read_text()
     capsys.readouterr()
-    for wrong in (["--html", str(tmp_path / "no" / "x")], ["--html", "x", "--json", "x"], ["--json", str(path)]):
+    for wrong in (["-o", str(tmp_path / "no" / "x")], ["-o", "x", "-o", "x"], ["-o", str(path)]):
         assert main(["nightly", "run", str(path), *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     with History(tmp_path / "nightly.sqlite") as history:

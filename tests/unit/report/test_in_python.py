@@ -215,11 +215,12 @@ def test_results_that_are_finished_cannot_be_changed() -> None:
 
 
 def test_defaults_are_the_command_lines() -> None:
-    from gguf_verify.cli.verify import build_parser
+    from gguf_verify.cli.verify import build_parser, effort_of
     from gguf_verify.support.command_line import cores
 
     args, options = build_parser().parse_args(["model.gguf"]), Options()
-    assert (args.n_predict, args.ctx_size, args.probes) == (options.n_predict, options.ctx_size, options.probes)
+    assert (args.n_predict, args.ctx_size) == (options.n_predict, options.ctx_size)
+    assert effort_of(args) == {"probes": options.probes, "thorough": options.thorough}
     assert args.seed is None
     assert (args.time_limit, args.kernel_time_limit, args.reference) == (
         options.time_limit, options.kernel_time_limit, options.reference
@@ -243,7 +244,7 @@ def test_audits_and_identifications_too() -> None:
     assert not left
     header = IdentifyHeader(**dict.fromkeys(IdentifyHeader.__dataclass_fields__, HOSTILE))
     header = replace(header, definition="q8_1")
-    identified = IdentifyReport(header, unable=[(HOSTILE, "why")], command="gguf-verify x --identify")
+    identified = IdentifyReport(header, unable=[(HOSTILE, "why")], command="gguf-verify identify k x")
     judged = Judged(
         file="m.gguf", tensor=HOSTILE, type="Q4_0", sha256=(), m=0, n=1, k=32, first_row=0, output="float32",
         claimed="auto", definition="auto", candidates=(), wrong=0, outputs=0, utilisation=0.0, score=0.0, nmse=0.0,

@@ -19,6 +19,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.llama.worker.calls import CallFailed
 from gguf_verify.llama.worker.model import MOST_TOKENS_A_BYTE, LoadedModel
 from gguf_verify.results.options import Options
+from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.opening import Request
 from gguf_verify.rungs.registry import rungs_for
 from gguf_verify.support.command_line import command_line, pattern_of, program, quoted, repeat, shown, with_flags
@@ -59,12 +60,13 @@ def test_a_run_as_a_command_line() -> None:
     made = command_of(Request("m.gguf", "mine.py:gemm", "cpu", ["layers"], options))
     assert made == (
         "gguf-verify m.gguf --kernel mine.py:gemm --host cpu --rungs layers -p 'it'\"'\"'s' -s 7 --tensor attn "
-        "--probes brief --time-limit 10.5 --sanitize"
+        "--time-limit 10.5 --effort quick --sanitize"
     )
     assert command_of(Request("m.gguf", "q8_1", "auto", rungs_for(), SEED)) == "gguf-verify m.gguf -s 3"
     assert command_of(Request("m.gguf", "q8_1", "auto", None, SEED)) == "gguf-verify m.gguf -s 3"
     assert (
-        command_of(Request("m.gguf", "q8_1", "auto", None, SEED), identify=True) == "gguf-verify m.gguf --identify -s 3"
+        command_of(Request("m.gguf", "q8_1", "auto", None, SEED), identify=True)
+        == "gguf-verify identify q8_1 m.gguf -s 3"
     )
     assert command_of(Request("-m", "q8_1", "auto", rungs_for(), SEED)) == "gguf-verify ./-m -s 3"
     assert command_of(Request("audit", "q8_1", "auto", rungs_for(), SEED)) == "gguf-verify ./audit -s 3"
@@ -72,6 +74,13 @@ def test_a_run_as_a_command_line() -> None:
         command_of(Request("m.gguf", "q8_1", "auto", rungs_for(), SEED), Path("p.txt"))
         == "gguf-verify m.gguf -f p.txt -s 3"
     )
+    drawn = Request(Drawn(("Q4_0",)), "q8_1", "auto", None, SEED)
+    assert command_of(drawn) == "gguf-verify kernel q8_1 --type Q4_0 -s 3"
+    assert command_of(drawn, identify=True) == "gguf-verify identify q8_1 --type Q4_0 -s 3"
+    costs = Request("m.gguf", "q8_1", "auto", ("bytes",), SEED, source="f16.gguf", source_text="wiki.txt")
+    assert command_of(costs) == "gguf-verify cost m.gguf -s 3 --source f16.gguf --text wiki.txt"
+    thorough = Request("m.gguf", "q8_1", "auto", None, Options(thorough=True, seed=3))
+    assert command_of(thorough) == "gguf-verify m.gguf -s 3 --effort thorough"
     made = command_of(Request("m.gguf", "q8_1", "auto", rungs_for(), Options(prompt="--tensor", seed=3)))
     assert made.endswith(" --prompt=--tensor -s 3")
 

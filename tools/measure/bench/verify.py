@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--thorough", action="store_true", help="judge every element of large matrices")
     add("--ray", metavar="ADDRESS", help="judge in Ray processes: local, or a cluster's address")
     add("--gpus", type=int, nargs="+", metavar="N", help="with --ray: one run with the first N GPUs, for each N")
-    add("--options", default="", metavar="WORDS", help="further options of `gguf-verify`, such as '--probes brief'")
+    add("--options", default="", metavar="WORDS", help="further options of `gguf-verify`, such as '--effort quick'")
     add_results(parser, records.RUNS)
 
 
@@ -79,7 +79,7 @@ def verify(model: Path, arguments: Sequence[str], **watched: Any) -> tuple[dict[
     with scratch.temporary("measure") as folder:
         out = folder / "report.json"
         script = CHECKOUT / "scripts" / "verify_model.py"
-        command: list[str | Path] = [sys.executable, script, model, "--json", out, "--seed", "0", *arguments]
+        command: list[str | Path] = [sys.executable, script, model, "-o", out, "--seed", "0", *arguments]
         done = measured(command, quiet=True, file=model, **watched)
         if not out.exists():
             raise EnvironmentFault(f"the verification ended with exit code {done.code} and no report")
@@ -124,7 +124,8 @@ class _Work:
             raise EnvironmentFault(f"--gpus {self.gpus}: {len(seen)} GPUs are there")
         used = seen[: self.gpus] if self.gpus else seen if args.ray else seen[:1]
         options = ["-n", str(args.n), "-p", self.prompt, "--host", args.host, "--kernel", args.kernel]
-        options += ["--reference", args.reference, *["--thorough"] * args.thorough, *shlex.split(args.options)]
+        effort = ["--effort", "thorough"] if args.thorough else []
+        options += ["--reference", args.reference, *effort, *shlex.split(args.options)]
         options += ["--ray", args.ray] if args.ray else []
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(used)} if self.gpus else None
         report, done = verify(path, options, gpus=used, variables=variables)

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--options",
         default="",
         metavar="WORDS",
-        help="further options of `gguf-verify kernel`, such as '--probes brief'",
+        help="further options of `gguf-verify kernel`, such as '--effort quick'",
     )
     add_results(parser, page.RESULTS, "import the devices of another file of results")
 

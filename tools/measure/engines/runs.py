@@ -90,7 +90,7 @@ def run_kernel(engine: Engine, kernel: Kernel, device: Device, more: Sequence[st
     host = ["--host", "gpu" if device == "cuda" else "cpu"] if kernel.adapter.split(":")[0].endswith(".cu") else []
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "report.json")
-        command = [sys.executable, "-m", "gguf_verify", "kernel", f"{folder / kernel.adapter}", "--json", str(file),
+        command = [sys.executable, "-m", "gguf_verify", "kernel", f"{folder / kernel.adapter}", "-o", str(file),
                    "--type", ",".join(kernel.types), "--seed", "0", *host, *kernel.options, *more]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=kernel.seconds, env=_environment())

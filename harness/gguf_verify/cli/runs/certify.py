@@ -52,7 +52,7 @@ class Certificates:
                 raise UsageError("--sign-with needs --certificate FILE: the file to sign")
             return None
         if key is not None:
-            check_outputs({**args.outputs, "--sign-with": signature_path(path)}, args.inputs)
+            check_outputs([*args.outputs, ("--sign-with", signature_path(path))], args.inputs)
             check_signing(key)
         return cls(path, key, kernel, further, None if rungs is None else tuple(rungs), collect(kernel, further))
 

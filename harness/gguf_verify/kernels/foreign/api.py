@@ -148,7 +148,10 @@ def table_of(kernel: Any) -> dict[str, Any]:
     computes = getattr(kernel, "computes", "gemm")
     for needed in () if computes in TASKS else ("formats", "semantics"):
         if not hasattr(kernel, needed) and not (needed == "semantics" and hasattr(kernel, "term")):
-            raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
+            raise UsageError(
+                f"it declares no {needed}: put `import gguf_verify` into its file, and above it the line "
+                '`@gguf_verify.kernel(formats=["Q4_0"], semantics="q8_1")` with its own types and definition'
+            )
     pack = getattr(kernel, "pack", None)
     if pack is not None and not callable(pack):
         raise UsageError("its pack is not callable")

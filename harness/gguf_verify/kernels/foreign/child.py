@@ -71,7 +71,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,15 +170,20 @@ def import_kernel(path: Path, name: str, compiled: Callable[[bytes, str], CodeTy
     except HarnessError as error:  # of the declaration
         raise UsageError(f"{path}: {error}") from None
     except BaseException as error:
-        where = "; modules are found in its folder, in those of PYTHONPATH, and among installed packages"
+        where = f"; {sys.executable} looked for it in the kernel's folder, in PYTHONPATH and in its own packages"
         hint = where if isinstance(error, ModuleNotFoundError) else ""
         raise UsageError(f"{path} cannot be imported: {one_line(error)}{hint}") from None
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"{path} has no {name}")
+            names = [n for n, value in vars(module).items() if callable(value) and _is_of(value, module)]
+            raise UsageError(f"{path} has no {name}; it has {', '.join(names[:8]) or 'no function'}")
         found = getattr(found, part)
     return found
+
+
+def _is_of(value: object, module: ModuleType) -> bool:
+    return bool(getattr(value, "__module__", "") == module.__name__)
 
 
 def end_with_parent() -> None:

@@ -33,10 +33,11 @@ from ...support.errors import EnvironmentFault, UsageError
 from ...support.files import read_input
 from ...support.numbers import number_type
 from ...support.sources import file_digest
+from ...support.text import printable
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
 from .impossible import impossible
-from .signature import kernels_in, misfit, proposed, there_is, unlike
+from .signature import Parameter, kernels_in, misfit, proposed, there_is, unlike
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.M)
@@ -316,10 +317,36 @@ def _declared_in(path: Path, symbol: str = "") -> str:
         raise UsageError(
             f"{nothing}: paste this block and correct it; `gguf-verify new-kernel` writes a whole kernel",
             "no-declaration",
-            ("", *proposed(symbol, written.get(symbol))),
+            ("", *proposed(symbol, written.get(symbol), text)),
         )
-    lines = found[1].splitlines() if found is not None else []
-    return "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else read_text(sidecar)
+    if found is None or not found[1].splitlines():
+        declared = read_text(sidecar)
+        _check_filled(sidecar, declared, 1, kernels_in(text).get(symbol))
+        return declared
+    _check_filled(path, found[1], text[: found.start(1)].count("\n") + 1, kernels_in(text).get(symbol))
+    return "\n".join(re.sub(r"^\s*//", "", line) for line in found[1].splitlines())
+
+
+def _check_filled(path: Path, declared: str, first: int, parameters: Sequence[Parameter] | None) -> None:
+    """Check that no "?" of a proposed declaration is left.
+
+    Args:
+        path, first: the file, and the line in it with which the declaration begins.
+        parameters: those of the function, if they are known.
+
+    Raises UsageError with the parameter and the line.
+    """
+    listed = re.search(r"\bparameters\s*=\s*\[([^\]]*)\]", declared)
+    for i, each in enumerate(re.finditer(r'"([^"\n]*)"', listed[1]) if listed is not None else ()):
+        if listed is None or "?" not in each[1]:
+            continue
+        line = first + declared[: listed.start(1) + each.start()].count("\n")
+        known = parameters is not None and i < len(parameters)
+        what = f", {parameters[i].type} {parameters[i].name}," if parameters is not None and known else ""
+        raise UsageError(
+            f"{printable(path.name, 100)}:{line}: parameter {i + 1}{what} is still {ascii(each[1])[:60]}: write a "
+            "number, or M, N or K, in place of ?"
+        )
 
 
 def _may_have(symbol: str, texts: Sequence[str]) -> bool:

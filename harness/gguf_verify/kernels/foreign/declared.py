@@ -68,7 +68,7 @@ _OF_CODE = ("code", "import", "load", "oracle", "macros", "flags", "include", "l
 _STREAM = "stream"
 #: Required keys, each with an example for the message.
 _NEEDED = {
-    "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1" (--identify finds what a kernel computes)',
+    "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1" (`gguf-verify identify` finds the definition)',
     "parameters": 'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]',
     "block": "block = 128", "grid": 'grid = "ceil(M * N, 128)"',
 }  # fmt: skip

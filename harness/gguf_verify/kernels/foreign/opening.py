@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from .cuda import CudaKernels, CudaSource, read_text
 from .declared import CallDeclaration, parse, put_in
 from .names import TIME_LIMIT, TORCH, Further, file_of
 from .process import ForeignKernel
+from .signature import kernels_in
 from .sources import File, Object
 
 #: Kinds of code, by suffix; their declaration is in the file or beside it.
@@ -75,7 +77,7 @@ def named(kernel: str, further: Further) -> Named:
         return Named(printable(kernel, 100), "torch", declared, kernel, declared)
     if kernel.endswith(".toml"):
         return _of_declaration(Path(kernel))
-    found = _FILE.fullmatch(kernel)
+    found = _FILE.fullmatch(kernel) or _FILE.fullmatch(f"{kernel}:{_only_function(kernel)}")
     if found is None:
         raise UsageError(
             f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL, FILE.so:FUNCTION, "
@@ -88,6 +90,36 @@ def named(kernel: str, further: Further) -> Named:
     beside = path.with_suffix(".toml")
     needs = found[2] in ("ptx", "cubin", "so") or (found[2] == "cu" and declared is not None)
     return Named(shown, found[2], path, name, (declared or beside) if needs else None)
+
+
+def _only_function(kernel: str) -> str:
+    """Return the only function of a source that is named without one; "" if it is no source.
+
+    Raises UsageError if there are several or none.
+    """
+    path = Path(kernel)
+    if path.suffix not in (".cu", ".py"):
+        return ""
+    shown = printable(path.name, 100)
+    if not path.is_file():
+        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
+    names = list(kernels_in(read_text(path))) if path.suffix == ".cu" else _functions_of(read_text(path))
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        what = "__global__ function" if path.suffix == ".cu" else "function"
+        raise UsageError(f"kernel {shown}: it has no {what}; if a macro makes one, name it: {shown}:NAME")
+    listed = ", ".join(f"{shown}:{printable(name, 60)}" for name in names[:8])
+    raise UsageError(f"kernel {shown}: it has {len(names)} functions; name one: {listed}")
+
+
+def _functions_of(text: str) -> list[str]:
+    """Return the functions of a Python source that a decorator declares; all of its functions if there is none."""
+    try:
+        found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [node.name for node in found if node.decorator_list] or [node.name for node in found]
 
 
 def _of_declaration(path: Path) -> Named:

@@ -1,4 +1,4 @@
-"""The result of `--identify`: the definitions that the kernel and llama.cpp compute, by type and number of tokens."""
+"""The result of `gguf-verify identify`: definitions of the kernel and of llama.cpp by type and number of tokens."""
 
 from __future__ import annotations
 

@@ -236,11 +236,11 @@ class _Judging:
 
     def _leave_schedules(self) -> None:
         """Record what the brief plan skips."""
-        omit(self._result, Schedule("descending"), BRIEF, "brief")
+        omit(self._result, Schedule("descending"), BRIEF, "quick")
         if not self._run.options.sanitize:
-            omit(self._result, Schedule(checked=True), BRIEF, "brief")
+            omit(self._result, Schedule(checked=True), BRIEF, "quick")
         if not HOSTS[self._run.kernel.host.name].emulated:
-            self._result.omit("again", BRIEF, "brief")
+            self._result.omit("again", BRIEF, "quick")
         else:
             self._result.did("again", 0)
 

@@ -271,7 +271,7 @@ class TaskJudge(ABC):
         for what, why in found.not_covered:
             self.result.omit("indices" if what == INDICES else "shapes", f"{what}: {why}")
         if self.brief:
-            self.result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
+            self.result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "quick")
         # a size of 0 means that this task has no such dimension
         tokens, rows, columns = ({getattr(of.call, size) for of in found.right} - {0} for size in "mnk")
         self.result.envelopes.append(
@@ -294,7 +294,7 @@ class TaskJudge(ABC):
         if self.broken:
             return
         if self.brief:
-            omit(result, Schedule("descending"), BRIEF, "brief")
+            omit(result, Schedule("descending"), BRIEF, "quick")
         every = schedules(run.options)
         for i, (of, outputs) in enumerate(self.scheduled(tensor)):
             ordinary: Bytes | None = None

@@ -240,8 +240,8 @@ class TypeProbes:
             for what, why in skipped:
                 result.omit("grids" if what.startswith("grids") else check, f"{what}: {why}")
         if self._run.options.probes == "brief":
-            result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
-            result.omit("indices", BRIEF, "brief")
+            result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "quick")
+            result.omit("indices", BRIEF, "quick")
         elif not self._run.options.guided:
             result.omit("shapes", "those that the kernel's own code suggests", "the plan alone")
 

@@ -1,0 +1,154 @@
+"""Settings of the user's project: limits, isolation, Ray and imports, from the nearest file that has some.
+
+Every command, the pytest plugin and the cells of a night read them. A file in a folder that someone else wrote must not
+weaken a run: it has no key that skips a check, and it may require isolation, but not lower it. SECURITY.md explains.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from .errors import UsageError, say
+from .files import read_input
+from .text import printable
+from .toml import Mistake, read_toml, typed
+
+#: File with nothing but settings, and file with a table of them.
+FILE, PROJECT = "gguf-verify.toml", "pyproject.toml"
+TABLE = "gguf-verify"
+_SANDBOXES = ("auto", "bubblewrap")
+_MOST_BYTES = 1 << 20
+_Seconds = Annotated[float, Meta(ge=0.001, le=10**6)]
+
+
+class _Keys(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The keys, named as the options of the command line."""
+
+    sandbox: str | UnsetType = UNSET
+    time_limit: _Seconds | UnsetType = UNSET
+    kernel_time_limit: _Seconds | UnsetType = UNSET
+    kernel_memory: Annotated[float, Meta(ge=0.25, le=10**6)] | UnsetType = UNSET
+    ray: str | UnsetType = UNSET
+    imports: list[str] | UnsetType = msgspec.field(name="import", default=UNSET)
+    loads: list[str] | UnsetType = msgspec.field(name="load", default=UNSET)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one file.
+
+    Args:
+        path: the file.
+        values: field → value, for those that the file sets. The fields are named as the parsed arguments of the
+            commands, and, but for `ray`, as those of `Options`.
+    """
+
+    path: Path
+    values: dict[str, Any]
+
+    @staticmethod
+    def names() -> frozenset[str]:
+        """The fields that a file may set."""
+        return frozenset(_Keys.__struct_fields__)
+
+    @property
+    def of_options(self) -> dict[str, Any]:
+        """The values that are fields of `Options`."""
+        return {name: value for name, value in self.values.items() if name != "ray"}
+
+    def flags(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The options of the command line that set these fields."""
+        said = self._said()
+        return tuple(f"--{key}={value}" for name, (key, value) in said.items() if name in names)
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        said = "; ".join(f"{key} {value}" for key, value in self._said().values())
+        return f"settings of {printable(str(self.path), 200)}: {printable(said, 400)}"
+
+    def _said(self) -> dict[str, tuple[str, str]]:
+        """Field → key and value, as text."""
+        keys = {field.name: field.encode_name for field in msgspec.structs.fields(_Keys)}
+        return {n: (keys[n], ",".join(v) if isinstance(v, tuple) else f"{v}") for n, v in self.values.items()}
+
+
+def read_settings(folder: Path | None = None) -> Settings | None:
+    """Read the settings of a folder, or of the nearest parent that has some; None if there are none.
+
+    Args:
+        folder: the folder to begin with; None for the current one.
+
+    Raises UsageError if a file is no valid TOML, or if a key or value is wrong.
+    """
+    start = Path.cwd() if folder is None else folder.absolute()
+    for here in (start, *start.parents):
+        for name in (FILE, PROJECT):
+            found = _in_file(here / name)
+            if found is not None:
+                return found
+    return None
+
+
+def _in_file(path: Path) -> Settings | None:
+    """The settings of one file; None if it is absent, has none, or is not this user's own."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(info.st_mode):
+        return None
+    foreign = info.st_uid not in (os.geteuid(), 0) or bool(info.st_mode & stat.S_IWOTH)
+    if path.name == PROJECT and not _mentions(path):
+        return None  # another project's file, in which an error is no concern of ours
+    if foreign:
+        why = "others may write it" if info.st_mode & stat.S_IWOTH else "it belongs to another user"
+        say(f"{printable(str(path), 200)} is ignored: {why}")
+        return None
+    table = read_toml(path, "settings")
+    place = ""
+    if path.name == PROJECT:
+        place, tools = f"tool.{TABLE}", table.get("tool", {})
+        if not isinstance(tools, dict) or TABLE not in tools:
+            return None
+        table = tools[TABLE]
+    try:
+        values = _checked(typed(table, _Keys, place), place, path.absolute().parent)
+    except Mistake as error:
+        key, what = error.args
+        raise UsageError(f"{printable(str(path), 200)}: {printable(str(key), 100)}: {what}", "settings") from None
+    return Settings(path.absolute(), values) if values else None
+
+
+def _mentions(path: Path) -> bool:
+    try:
+        return TABLE.encode() in read_input(path, "settings", _MOST_BYTES)
+    except UsageError:
+        return False
+
+
+def _checked(keys: _Keys, place: str, folder: Path) -> dict[str, Any]:
+    before = f"{place}." if place else ""
+    values = {name: value for name in keys.__struct_fields__ if (value := getattr(keys, name)) is not UNSET}
+    if (sandbox := values.get("sandbox", "auto")) not in _SANDBOXES:
+        why = f"must be {' or '.join(_SANDBOXES)}, is {printable(repr(sandbox), 60)}"
+        raise Mistake(f"{before}sandbox", f"{why}: a file cannot lower the isolation, only the option --sandbox can")
+    if (ray := values.get("ray", "local")) != "local":
+        why = f"must be local, is {printable(repr(ray), 60)}"
+        raise Mistake(f"{before}ray", f"{why}: a file cannot choose a cluster, only the option --ray can")
+    for name in ("imports", "loads"):
+        if name in values:
+            if not all(values[name]):
+                raise Mistake(f"{before}{name.removesuffix('s')}", "contains an empty string")
+            values[name] = tuple(values[name])
+    if "loads" in values:  # paths are relative to the file
+        values["loads"] = tuple(os.path.abspath(folder / each) for each in values["loads"])
+    return values
