@@ -191,7 +191,8 @@ def add_kernel_options(parser: Parser) -> None:
         type=host_named,
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="where reference results are computed; cpu: by NumPy; gpu: by CuPy, with a sample checked by NumPy; auto: "
+        help="where reference results are computed; cpu: by NumPy, and sums in a declared order by compiled code; gpu: "
+        "by CuPy; of compiled code and of CuPy NumPy checks a sample; auto: "
         "on the GPU if the kernel runs there (default: %(default)s)",
     )
     add_ray(parser, "judge tensors and GEMMs")
