@@ -33,7 +33,10 @@ def _compiled() -> AddTerms | None:
     function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int]
 
     def add(sums: Floats, d_a: Floats, d_w: Floats, z: Floats | None, m_w: Floats | None, acc: Floats) -> None:
-        second = _NONE if z is None else _INSIDE if m_w is None else _ADDED
+        (terms, m, n), second = sums.shape, _NONE if z is None else _INSIDE if m_w is None else _ADDED
+        shapes = [(d_a, (terms, m)), (z, (terms, m)), (d_w, (terms, n)), (m_w, (terms, n)), (acc, (m, n))]
+        if any(of is not None and of.shape != shape for of, shape in shapes):
+            raise ValueError("the terms of a product have other numbers of tokens or rows")
         held = [None if of is None else np.ascontiguousarray(of, np.float32) for of in (sums, d_a, d_w, z, m_w)]
         function(*(None if of is None else of.ctypes.data for of in (*held, acc)), *sums.shape, second)
 

@@ -13,7 +13,7 @@ from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.mmq import MMQ
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
-from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.exact import each_block, product
 from gguf_verify.semantics.order import ASCENDING, Order
 from gguf_verify.semantics.terms import compiled
 from gguf_verify.support import arrays
@@ -55,6 +55,27 @@ def test_compiled_code_gives_the_bits_of_numpy(name: str, order: Order, offered:
     assert sums_added, "NumPy added them"
     offered(None)
     assert np.array_equal(made, bits(Q8_1_RAW, name, order))
+
+
+@pytest.mark.parametrize("m", [1, 9])
+def test_numpy_adds_blocks_side_by_side(m: int, offered: Callable) -> None:
+    fmt, rng = FORMATS["Q4_K"], np.random.default_rng(6)
+    w = random_weights(rng, fmt, N, 2 * K)
+    x = Q8_1_RAW.bytes_of(rng.standard_normal((m, 2 * K)).astype(np.float32))
+
+    def made() -> list[np.ndarray | None]:
+        return [of.ordered for of in each_block(Q8_1_RAW, fmt, w, x, ASCENDING) or ()]
+
+    ours = made()
+    offered(None)
+    assert len(ours) == 4
+    assert all(np.array_equal(*pair) for pair in zip(ours, made(), strict=True))
+
+
+def test_arrays_of_other_shapes_are_refused() -> None:
+    add, of = arrays.compiled_sums(), lambda *shape: np.ones(shape, np.float32)
+    with pytest.raises(ValueError, match="other numbers"):
+        add(of(2, 3, 40), of(2, 3), of(2, 41), None, None, of(3, 40))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Rows of weights below which NumPy takes no longer.
 _FEW = 32
-#: One call in this many is checked, on average.
+#: Of the calls for a product after the first one, which is always checked, one in this many is, on average.
 _EACH = 16
 _DRAWN = random.Random(0)
 
@@ -51,18 +51,24 @@ Add = Callable[[BlockFormat, Doubles, Doubles, Second, "Doubles | Floats", "Floa
 
 
 class Compiled:
-    """Adds terms as `CodeTerm.add`, by compiled code. Now and then NumPy adds those of one row of weights, too."""
+    """Adds the terms of one product as `CodeTerm.add`, by compiled code.
+
+    In its first call, and now and then in a later one, NumPy adds those of one row of weights, too.
+    """
 
     def __init__(self, term: CodeTerm, add: AddTerms) -> None:
-        self._term, self._add = term, add
+        self._term, self._add, self._calls = term, add, 0
 
     @classmethod
     def of(cls, term: CodeTerm, fmt: BlockFormat, d: Doubles, x: Activations, second: Second) -> Compiled | None:
         """Return one for scales d float64[nb, 1, n], activations and second addends; None if NumPy must add them.
 
-        Compiled code takes NumPy's arrays, and factors that float32 holds. It rounds none of them to half.
+        Compiled code takes NumPy's arrays, one scale for all tokens, and factors that float32 holds. It rounds none of
+        them to half.
         """
-        if not on_host(d) or d.shape[2] < _FEW or term.rounded(fmt) == "products" or (add := compiled_sums()) is None:
+        if not on_host(d) or d.shape[1] != 1 or d.shape[2] < _FEW or term.rounded(fmt) == "products":
+            return None
+        if (add := compiled_sums()) is None:
             return None
         with np.errstate(over="ignore"):
             factors = [of for of in (d, x.d, second.z, second.m_w) if of is not None]
@@ -74,8 +80,8 @@ class Compiled:
     ) -> Floats:
         """Adds to `acc` itself. Raises EnvironmentFault if NumPy's bits are others."""
         made = np.zeros(sums.shape[1:], np.float32) if acc is None else acc
-        row = None
-        if _DRAWN.randrange(_EACH) == 0:
+        row, self._calls = None, self._calls + 1
+        if self._calls == 1 or _DRAWN.randrange(_EACH) == 0:
             row = slice(j := _DRAWN.randrange(made.shape[1]), j + 1)
             begun = made[:, row].copy()
         z, m_w = second.z, second.m_w
