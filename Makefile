@@ -41,10 +41,18 @@ verify: $(LLAMA_INSTALLED) ## verify the small models in fixtures/
 	@echo "Next: $(BIN)/gguf-verify MODEL.gguf           a model of your own"
 	@echo "      $(BIN)/gguf-verify new-kernel --help    a kernel of your own"
 
-test: lint ## lint, then test every rung, host and kernel, and one type for each way to build a block
+# Lint uses one core, for a minute where mypy has no cache: it runs beside the tests.
+test: setup ## lint, and test every rung, host and kernel, and one type for each way to build a block
+	@$(MAKE) --no-print-directory --jobs=2 lint run-tests
+
+test-all: setup ## lint, and run all tests, with every combination of type and kernel, and llama.cpp started each time
+	@$(MAKE) --no-print-directory --jobs=2 lint run-all-tests
+
+.PHONY: run-tests run-all-tests
+run-tests:
 	$(PYTEST) $(PARALLEL) -m "not slow" --processor-times $(TIMES) $(PYTEST_ARGS)
 
-test-all: lint ## lint, then run all tests, with every combination of type and kernel, and llama.cpp started each time
+run-all-tests:
 	$(PYTEST) $(PARALLEL) --live --processor-times $(TIMES) $(PYTEST_ARGS)
 
 test-unit: setup ## run the tests that need no llama.cpp, in less than a minute

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 
 import pytest
 
@@ -84,3 +85,10 @@ def test_threads_of_blas(asked: str | None, threads: int) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
     found, told = done.stdout.split()[-2:]
     assert (int(found), told) == (min(threads, max(1, os.cpu_count() or 1)), str(asked))
+
+
+def test_tools_is_the_package_of_the_checkout() -> None:
+    """Kernels of tests put tests/support on the path, which holds a module of this name."""
+    found = PathFinder.find_spec("tools", [str(ROOT), str(ROOT / "tests" / "support")])
+    assert found is not None
+    assert found.origin == str(ROOT / "tools" / "__init__.py")

@@ -266,7 +266,7 @@ def test_later_runs_have_the_blocks_at_the_ends_of_rows(tmp_path: Path) -> None:
     text = text.replace("GIVES", "(unsigned long long)w % 16 && i % N == N - 1")
     (tmp_path / "k.cu").write_text(text)
     kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
-    rows = np.zeros((1500, 18), np.uint8)
+    rows = np.zeros((500, 18), np.uint8)
     with pytest.raises(KernelFault, match="outputs change with"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), np.ones((3, 32), np.float32))
     kernel.close()
