@@ -63,6 +63,15 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     assert report["environment"]["file"]["sha256"][0] in page.read_text()
 
 
+def test_quiet_is_the_last_line_alone() -> None:
+    done = cli_here(Q4_0, "--rungs", "bytes", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"VERIFIED: file bytes only in [\d.]+ s: 1 of 1 rung passed\n", done.stdout)
+    both = cli_here(Q4_0, "-q", "-v")
+    assert both.returncode == 2
+    assert "not allowed with argument" in both.stderr
+
+
 def test_verbose_has_a_line_for_each_gemm_and_all_that_a_pass_leaves_out(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     chosen = r"blk\.0\.attn_q|blk\.2\.ffn_down|^output\."

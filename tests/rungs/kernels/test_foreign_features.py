@@ -11,10 +11,13 @@ import pytest
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.kernels.foreign.faults import frames_of
 from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.report.writer import Kind
 from gguf_verify.results.report import Report
 from gguf_verify.support.errors import KernelFinding, UsageError
 from tests.support.foreign_runs import EXAMPLES, multiplied, operands, verified
+from tests.support.shown import text_of
 
 #: What makes a kernel with eight threads an output of the example: each adds its blocks of K to a sum in shared memory.
 SPLIT = (EXAMPLES / "cuda_q4_0.cu").read_text()
@@ -65,7 +68,31 @@ def test_wrong_ones(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert old in SPLIT
     report = run(tmp_path, SPLIT.replace(old, new))
     assert set(report.culprits) == {"kernel"}
-    assert any(said in f.what for _, f in report.failures), [f.what for _, f in report.failures]
+    found = [f for _, f in report.failures if said in f.what]
+    assert found, [f.what for _, f in report.failures]
+    lines = (tmp_path / "split.cu").read_text().splitlines()
+    places = [frame.place.rpartition(":") for frame in found[0].trace]
+    assert {file for file, _, _ in places} == {"split.cu"}
+    assert [lines[int(number) - 1].strip() for _, _, number in places] == [frame.code for frame in found[0].trace]
+    assert f" --> {found[0].trace[0].place}\n" in text_of(Kind.RUN, report)
+
+
+def test_lines_of_findings_are_quoted_where_they_are_known() -> None:
+    texts = {"a/k.cu": "one\n  two;\n", "b/h.cuh": "x", "c/h.cuh": "y"}
+    places = ("k.cu:2 (for h.cuh:1)", "k.cu:2", "k.cu:1", "k.cu:0", "k.cu:3", "h.cuh:1", "an unknown line")
+    assert frames_of(places, texts) == (("k.cu:2", "two;", True), ("k.cu:1", "one", True))
+    assert frames_of(places[:1], texts, "here") == (("k.cu:2 (here)", "two;", True),)
+
+
+def test_the_line_of_a_write_outside_the_output_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "k.cu"
+    path.write_text((EXAMPLES / "cuda_q4_0.cu").read_text().replace("    y[i] = acc;", "    y[i + 1] = acc;"))
+    line = path.read_text()[: path.read_text().index("y[i + 1]")].count("\n") + 1
+    report = verified(f"{path}:gemm", "layers", tensor=r"blk\.0\.attn_q\.", probes="brief")
+    assert report.exit_code == 1
+    shown = " ".join(text_of(Kind.RUN, report).split())
+    place = f"k.cu:{line} (the first access outside, in a checked build)"
+    assert f"--> {place} {line} | y[i + 1] = acc; | ^^^^^^^^^^^^^^^ " in shown
 
 
 def test_what_is_read_unset_and_not_used_is_a_note(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_same_output_is_shown_once(tmp_path: Path) -> None:
     report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 ? 2.0f * acc : acc")
     assert len(report.rungs[0].failures) == 20
     text = text_of(Kind.RUN, report, detail=2)
-    rest, _ = text.split("\nrung ")
+    rest, _ = text.split("\nrung    verdict ")
     shown = [line for line in rest.splitlines() if line.startswith("FAILED")]
     assert 1 <= len(shown) < 10
     assert text.count("\nFAILED") == len(shown) + 1  # the first stands by itself

@@ -155,6 +155,13 @@ def test_the_last_line_says_what_to_do_and_is_all_of_q(make: Callable[[], Report
         find_explanation(line.rpartition(" ")[2])
 
 
+def test_the_last_line_counts_the_matrices_of_the_rungs_that_failed() -> None:
+    report = failing()
+    (record, *_) = report.rungs[1].details
+    report.rungs[0].details = [msgspec.structs.replace(record, tensor=f"norm.{i}") for i in range(30)]
+    assert " (1 of 21 matrices) · " in piped(report)[-1]
+
+
 def diagnosed(report: Report, **fields: Any) -> str:
     """The last line, with another diagnosis."""
     assert report.rungs[2].diagnosis is not None
@@ -181,7 +188,9 @@ def test_a_map_whose_cells_are_all_wrong_is_not_drawn() -> None:
     rows = [[57.0] * len(row) for row in rung.heat_map.utilisation]
     wrong = [[1] * len(row) for row in rung.heat_map.wrong]
     rung.heat_map = msgspec.structs.replace(rung.heat_map, utilisation=rows, wrong=wrong)
-    assert "utilisation of blk.1" not in "\n".join(piped(report))
+    shown = " ".join(" ".join(piped(report)).split())  # with a known cause, not even in words
+    assert "utilisation of blk.1" not in shown
+    assert "Every cell" not in shown
     text = " ".join(" ".join(piped_of_unknown(report)).split())
     assert "Every cell is wrong, with utilisation 57" in text
     assert "token  0" not in text

@@ -82,12 +82,13 @@ def _frame(frame: traceback.FrameSummary) -> TraceFrame:
     )
 
 
-def frames_of(places: Sequence[str], texts: Mapping[str, str]) -> tuple[TraceFrame, ...]:
+def frames_of(places: Sequence[str], texts: Mapping[str, str], what: str = "") -> tuple[TraceFrame, ...]:
     """Return the lines of source at which a checked build found something, each once; unknown ones are skipped.
 
     Args:
         places: FILE:LINE, where FILE has no folder, and words after it.
         texts: the author's files: name → text.
+        what: what is there, in words.
     """
     found: dict[str, TraceFrame] = {}
     for place in places:
@@ -96,7 +97,8 @@ def frames_of(places: Sequence[str], texts: Mapping[str, str]) -> tuple[TraceFra
         lines = named[0].splitlines() if len(named) == 1 and number.isdecimal() else []
         if 0 < int(number if lines else 0) <= len(lines):
             at = f"{file}:{number}"
-            found[at] = TraceFrame(printable(at, 200), printable(lines[int(number) - 1].strip(), 100), True)
+            place = f"{at} ({what})" if what else at
+            found[at] = TraceFrame(printable(place, 200), printable(lines[int(number) - 1].strip(), 100), True)
     return tuple(found.values())
 
 

@@ -117,6 +117,8 @@ class ForeignKernel(Kernel):
         self._neutral = False
         self._oracle: ForeignOracle | None = None
         self._conversation = source.converse("the kernel", time_limit, verbose)
+        #: Whether the line of a write outside of an operand was searched.
+        self._sought_writes = False
         #: The operands that its process holds.
         self.loaded, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
         self._reports = Reports.in_code(source, time_limit, verbose)
@@ -450,21 +452,25 @@ class ForeignKernel(Kernel):
     def _located(self, work: int, make: Callable[[ForeignKernel], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """Make a call; if it accesses memory outside its operands, repeat it with a checked build to find the line.
 
-        Only calls of moderate size are repeated. Raises as the call does.
+        Only calls of moderate size are repeated; of those that overwrote guards, the first. Raises as the call does.
         """
         try:
             return make(self)
         except KernelFinding as error:
-            crashed = error.kind == "outside" and "outside its buffers" in error.words  # no guard was written
-            if not crashed or error.lines or self._schedule is not None or work > _MOST_LOCATED:
+            if error.kind != "outside" or error.lines or self._schedule is not None or work > _MOST_LOCATED:
                 raise
+            crashed = "outside its buffers" in error.words  # no guard was written
+            if not crashed and self._sought_writes:
+                raise
+            self._sought_writes = True
             checked = self.under(Schedule(checked=True))
             if checked is not None:
                 try:
                     make(checked)
                 except KernelFinding as found:
-                    if found.lines:
+                    if found.lines and crashed:
                         raise found from None
+                    error.trace = frames_of(found.lines[:1], self.texts, "the first access outside, in a checked build")
                 except (KernelFault, EnvironmentFault):
                     pass  # less informative than the first finding
             raise error from None

@@ -67,6 +67,7 @@ def further(report: Report, form: Form) -> Iterator[RenderableType]:
     for rung in report.rungs:
         for diagnosis in rung.diagnoses:
             if all(diagnosis is not known for _, known in shown[:MOST_DIAGNOSES]):
+                yield ""
                 yield from diagnosis_lines(diagnosis, form)
         if rung.heat_map is not None and not (shown and rung is shown[0][0]):
             yield from map_lines(rung, form)
