@@ -116,8 +116,8 @@ def folder(tmp_path: Path) -> Path:
         ("nightly run night.toml -o", "k.py"),
         ("nightly run night.toml -o", "history.db"),
         ("bisect {model} --good build --bad b -o", "build/libggml.so"),
-        ("bisect {model} --good a --bad b -o p.txt -- -f", "p.txt"),
-        ("bisect {model} --nvrtc --good 1 --bad 2 -o k.py -- --kernel=k.py:gemm -p", "k.py"),
+        ("bisect {model} --good a --bad b --json p.txt -- -f", "p.txt"),
+        ("bisect {model} --nvrtc --good 1 --bad 2 --json k.py -- --kernel=k.py:gemm -p", "k.py"),
     ],
 )
 def test_no_output_takes_the_place_of_an_input(
