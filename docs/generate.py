@@ -82,6 +82,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
         shown = [
             a for a in actions
             if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction | argparse._SubParsersAction)
+            and "--version" not in a.option_strings
         ]  # fmt: skip
         if shown:
             rows = [(f"`{_spelled(a)}`".replace("|", "\\|"), _help(parser, a)) for a in shown]
@@ -101,6 +102,29 @@ def _command(parser: argparse.ArgumentParser, level: int, summary: str = "") -> 
                 yield from _command(child, level + 1, summaries.get(name, ""))
 
 
+#: The section on settings.
+SETTINGS = """\
+## Settings of a project
+`gguf-verify.toml`, or the table `[tool.gguf-verify]` of `pyproject.toml`, changes defaults for every command, for the
+pytest plug-in and for the cells of a night (in the folder of its configuration). The file of the current folder is
+read, or else that of the nearest parent that has settings. Options of the command line take precedence. One line on
+standard error, or in pytest's head, says what was read. A wrong key or value is exit code 2.
+
+```toml
+sandbox = "bubblewrap"       # require the boundary; the only other value is "auto"
+time-limit = 900             # seconds that llama.cpp may take for one answer
+kernel-time-limit = 60       # seconds of one call of a kernel
+kernel-memory = 16           # GiB of a kernel's processes
+ray = "local"                # judge in processes of Ray on this machine
+import = ["my_package.ops"]  # modules to import before PyTorch's operators are looked up
+load = ["build/libops.so"]   # libraries to load before that, relative to the file
+```
+
+There is no key that skips a check, waives a finding or lowers the isolation:
+[security](../SECURITY.md#settings-of-a-project) says why. Functions of Python, such as `gguf_verify.verify`, read no
+settings.""".splitlines()
+
+
 def command_line() -> str:
     """docs/command-line.md."""
     found = commands()
@@ -113,8 +137,10 @@ def command_line() -> str:
         "checkout, `python scripts/verify_model.py` is `verify`, `python scripts/audit_layout.py` is `audit`, and "
         "`python scripts/nightly.py` is `nightly`.",
         "",
-        "The result goes to standard output, progress and errors go to standard error. Every command takes `-h`. See "
-        "also [exit codes](exit-codes.md).", "",
+        "The result goes to standard output, progress and errors go to standard error. `-h` shows the most used "
+        "options of a command, `--help` all of them, and `-V` the version. Names of types, hosts and levels may be "
+        "written in any case; `cuda` is another name of the host `gpu`. See also [exit codes](exit-codes.md).", "",
+        *SETTINGS, "",
     ]  # fmt: skip
     for command in found.values():
         parser = command.parser()

@@ -233,7 +233,7 @@ def publisher(clone: Clone) -> Iterator[Step]:
         return last_line(clone.verify(1, "audit", "damaged.gguf"))
 
     def card() -> str:
-        clone.verify(0, MODEL, "--rungs", "bytes", "--source", SOURCE, "-o", "card.md")
+        clone.verify(0, "cost", MODEL, "--source", SOURCE, "-o", "card.md")
         found = re.search(r"\| perplexity \| ([\d.]+) \| ([\d.]+) \|", clone.path("card.md").read_text())
         if found is None:
             raise Broken("the card has no perplexity")

@@ -174,7 +174,7 @@ def test_a_misaligned_load_is_a_limit(tmp_path: Path, statement: str, scope: str
     path = altered(tmp_path, "float acc = 0.0f;", f"float acc = 0.0f; {statement}")
     report = verified(f"{path}:gemm", "layers", tensor=RIGHT)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
-    assert (scope or "brief") in report.scope
+    assert (scope or "quick") in report.scope
     assert bool(report.limits) == bool(scope)
 
 

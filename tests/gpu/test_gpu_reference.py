@@ -175,7 +175,7 @@ def test_identify(host: Host, folder: Path, llama: Llama, fmt: BlockFormat) -> N
 
 
 def test_identify_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(FIXTURES / "tiny-Q4_0.gguf"), "--identify", "--reference", "gpu"]) == 0
+    assert main(["identify", "q8_1", str(FIXTURES / "tiny-Q4_0.gguf"), "--reference", "gpu"]) == 0
     shown = capsys.readouterr().out
     assert "reference   llama.cpp on CUDA on " in shown
     computes = [line.split()[6] for line in shown.splitlines() if "llama.cpp on the GPU" in line]

@@ -23,7 +23,7 @@ from gguf_verify_nightly.report import json as nights
 from gguf_verify_nightly.report import schema as nights_schema
 
 #: Flags of the command line that name a file of JSON.
-_FLAGS = ("--json", "--certificate")
+_FLAGS = ("-o", "--certificate")
 #: A field that one kind has alone → its schema.
 _KINDS = {
     "night": nights_schema.PATH, "rungs": of_runs.PATH,
@@ -111,4 +111,4 @@ def _written_by(given: Any) -> Iterator[Path]:
     for at, word in enumerate(words):
         flag, _, value = word.partition("=")
         if flag in _FLAGS and (value or at + 1 < len(words)):
-            yield Path(value or words[at + 1])
+            yield from [path for path in [Path(value or words[at + 1])] if path.suffix == ".json" or flag != "-o"]

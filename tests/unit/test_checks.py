@@ -123,8 +123,8 @@ def test_headlines(
 def test_a_brief_run_is_named() -> None:
     found = report()
     for check in ("shapes", "schedules"):
-        found.rungs[2].omit(check, "--effort quick", "brief")
-    assert run_words.headline(found) == "VERIFIED (brief)"
+        found.rungs[2].omit(check, "--effort quick", "quick")
+    assert run_words.headline(found) == "VERIFIED (quick)"
     assert found.shortened == ["other shapes: --effort quick", "other orders of threads: --effort quick"]
 
 
@@ -174,7 +174,7 @@ def test_a_kernel_that_never_ran_is_not_named_as_verified(flag: str) -> None:
 def test_a_certificate_of_a_shortened_run_is_not_a_whole_one(tmp_path: Path, options: dict[str, Any]) -> None:
     found = certificates.report(**options)
     if options.get("probes") == "brief":
-        found.rungs[2].omit("shapes", "--effort quick", "brief")
+        found.rungs[2].omit("shapes", "--effort quick", "quick")
     statement = certificates.statement(found)
     checked = compare(
         statement, canonical(statement), certificates.files(tmp_path), here=certificates.HERE, unsigned=True

@@ -12,7 +12,7 @@ from ..support.errors import EXIT_UNVERIFIED
 from .command import Command
 from .common import EXIT_CODES, add_common, add_prompt, add_reports, internal_errors
 from .parser import WHAT, WHERE, Parser, basic
-from .verify import add_display, add_llama, without_kernel
+from .verify import add_display, add_llama, add_seed, without_kernel
 
 _RUNGS = ("bytes",)
 _EPILOG = """\
@@ -47,6 +47,7 @@ def build_parser() -> Parser:
     basic(add("--text", dest="source_text", type=Path, metavar="FILE", help="text to predict (default: the prompt)"))
     basic(add("--tensor", metavar="REGEX", help="measure only tensors whose name matches"))
     add_prompt(parser, DEFAULT_PROMPT)
+    add_seed(parser)
     add_llama(parser)
     parser.group(WHERE).add_argument(
         "--reference",

@@ -11,6 +11,7 @@ from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results.options import Options
 from ..support.errors import say
+from ..support.near import spelled_as
 from .command import Command
 from .common import EXIT_CODES, add_common, add_reports, internal_errors
 from .parser import HOW, WHAT, WHERE, Parser, basic
@@ -101,10 +102,11 @@ def add_data_options(parser: Parser) -> None:
 
 def data_of(args: argparse.Namespace) -> Drawn:
     """Return the requested random data. Raises UsageError."""
+    from ..formats.tensor_types import FORMATS
     from ..rungs.drawn import Drawn
 
     types = [name.strip() for text in args.type for name in text.split(",") if name.strip()]
-    return Drawn(tuple(types), args.M, args.N, args.K)
+    return Drawn(tuple(spelled_as(name, FORMATS) for name in types), args.M, args.N, args.K)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ class Parser(argparse.ArgumentParser):
             return self.format_help()
         lines = [*_filled(f"usage: {self._usage()}"), "", *_filled(str(self.description))]
         for title, actions in shown:
-            lines += ["", f"{title}:", *(_short_line(action) for action in actions)]
+            lines += ["", f"{title}:", *(line for action in actions for line in _short_lines(action))]
         lines += [] if self._short_epilog is None else ["", *self._short_epilog().splitlines()]
         return "\n".join([*lines, "", f"All options: {self.prog} --help", ""])
 
@@ -223,12 +223,12 @@ def _positional(action: argparse.Action) -> str:
     return {"?": f"[{name}]", "+": f"{name} …", "*": f"[{name} …]"}.get(str(action.nargs), name)
 
 
-def _short_line(action: argparse.Action) -> str:
-    """Return the line of the short help: the names and the value of an argument, and its help text up to a ";"."""
+def _short_lines(action: argparse.Action) -> list[str]:
+    """Return the lines of the short help: the names and the value of an argument, and its help text up to a ";"."""
     names = ", ".join(action.option_strings)
     left = _positional(action) if not names else names if action.nargs == 0 else f"{names} {_value_of(action)}"
     text = re.split(r"; | \((?!the)|: ", (action.help or "").replace("%%", "%"), maxsplit=1)[0]
-    return f"  {left:<{_LEFT}}{text}" if len(left) < _LEFT else f"  {left}  {text}"
+    return textwrap.wrap(f"  {left:<{_LEFT - 1}} {text}", _WIDTH, subsequent_indent=" " * (_LEFT + 2))
 
 
 def _filled(text: str) -> Iterable[str]:

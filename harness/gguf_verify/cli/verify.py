@@ -147,13 +147,7 @@ def add_identify(parser: Parser, now: str) -> None:
 def add_kernel_options(parser: Parser) -> None:
     """Add the options on how a kernel is run, with a model or without one."""
     what, where = (parser.group(title).add_argument for title in (WHAT, WHERE))
-    what(
-        "-s",
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed of sizes and inputs; the same seed repeats the same run (default: a new one each time)",
-    )
+    add_seed(parser)
     what(
         "--declare",
         type=Path,
@@ -213,6 +207,17 @@ def add_kernel_options(parser: Parser) -> None:
         default=KERNEL_MEMORY,
         metavar="GIB",
         help="memory limit of your own kernel's processes together, in GiB (default: %(default)g)",
+    )
+
+
+def add_seed(parser: Parser) -> None:
+    """Add `--seed`."""
+    parser.group(WHAT).add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of sizes and inputs; the same seed repeats the same run (default: a new one each time)",
     )
 
 
@@ -299,7 +304,7 @@ def without_kernel(parser: Parser) -> None:
     """Set the defaults of all options on kernels, for a command that runs none."""
     without_thoroughness(parser)
     parser.set_defaults(
-        host="auto", exact_on="auto", seed=None, declare=None, imports=(), loads=(), ray=None, jobs=None,
+        host="auto", exact_on="auto", declare=None, imports=(), loads=(), ray=None, jobs=None,
         kernel_time_limit=60.0, kernel_memory=KERNEL_MEMORY,
     )  # fmt: skip
 

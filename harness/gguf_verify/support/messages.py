@@ -51,6 +51,12 @@ MESSAGES: dict[str, Message] = {
             "Correct it; `gguf-verify COMMAND --help` lists the options and their values.",
         ),
         Message(
+            "settings",
+            "A gguf-verify.toml, or the table [tool.gguf-verify] of a pyproject.toml, has a wrong key or value.",
+            "The file of the current folder, or of its nearest parent that has one, changes defaults of every command.",
+            "Correct it, remove it, or work in another folder; `docs/command-line.md` lists the keys.",
+        ),
+        Message(
             "url",
             "A URL was given in place of a file.",
             "gguf-verify verifies the bytes of local files; only `gguf-verify audit` reads remote files: the header "

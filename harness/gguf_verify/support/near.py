@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 #: Least similarity of a near miss, as difflib measures it without leading dashes: "--quiet" is not near "--budget".
-_NEAR = 0.7
+_NEAR = 0.66
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -27,8 +27,8 @@ class View:
         line: returns one line of plain text.
         text: returns the terminal report, without colour.
         html: returns a fragment for a notebook, self-contained and escaped.
-        plain: returns the result as `--json` writes it, in dicts, lists, strings, numbers, booleans and None.
-        json: returns the text that `--json` writes.
+        plain: returns the result as `-o FILE.json` writes it, in dicts, lists, strings, numbers, booleans and None.
+        json: returns the text that `-o FILE.json` writes.
         message: returns at most 15 lines: what is wrong, where, why, and how to repeat it.
     """
 
@@ -78,11 +78,11 @@ class Shown:
         return view_of(type(self)).html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as `--json` writes it: a new dict of lists, strings, numbers, booleans and None."""
+        """Return the result as `-o FILE.json` writes it: a new dict of lists, strings, numbers, booleans and None."""
         return view_of(type(self)).plain(self)
 
     def to_json(self) -> str:
-        """Return the text that `--json` writes."""
+        """Return the text that `-o FILE.json` writes."""
         return view_of(type(self)).json(self)
 
     def raise_for_mismatch(self) -> None:

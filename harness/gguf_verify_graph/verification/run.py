@@ -27,7 +27,7 @@ from gguf_verify.llama.library import Llama
 from gguf_verify.llama.process import FileRefused, LlamaRefused
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
-from gguf_verify.support.near import nearest
+from gguf_verify.support.near import nearest, spelled_as
 from gguf_verify.support.progress import progress_bar, under_way
 from gguf_verify.support.text import printable
 from gguf_verify.support.version import project_version
@@ -106,10 +106,10 @@ class Run:
 
     def _chosen(self) -> DeviceInfo:
         known = devices_of(self._llama)
-        for device in known:
-            if device.name == self._options.device:
-                return device
         names = [d.name for d in known]
+        for device in known:
+            if device.name == spelled_as(self._options.device, names):
+                return device
         wanted = printable(self._options.device, 100)
         there = f"{nearest(wanted, names)}there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
         raise UsageError(f"no device is called {wanted}: {there}", "device")

@@ -50,7 +50,7 @@ def test_the_cost_of_an_audit_and_its_reports(kind: str, tmp_path: Path) -> None
     empty = tmp_path / "empty.gguf"
     empty.touch()
     left = ["--no-readers", "--no-llama"]
-    reports = ["-o", str(tmp_path / "r.json"), "-o", str(tmp_path / "r.html"), "-o", str(tmp_path / "r")]
+    reports = ["-o", str(tmp_path / "r.json"), "-o", str(tmp_path / "r.html"), "-o", str(tmp_path / "r.sarif")]
     code, _, base = took("audit", str(empty), *left)
     assert code == 4
     code, seconds, memory = took("audit", str(path), *left, *reports)

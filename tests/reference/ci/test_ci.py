@@ -58,11 +58,11 @@ def test_several_files_are_one_summary_and_one_list_of_annotations(wrong: Path, 
     """As pre-commit calls the hook, with every changed file; one of them is no GGUF file."""
     (tmp_path / "none.gguf").write_bytes(b"no model")
     paths = [str(p) for p in (MODEL, wrong, tmp_path / "none.gguf")]
-    reports = ["-o", str(tmp_path / "a.md"), "-o", str(tmp_path / "a.txt")]
+    reports = ["-o", str(tmp_path / "a.md"), "-o", str(tmp_path / "annotations.txt")]
     line = [sys.executable, "-m", "gguf_verify", *HOOK["entry"].split()[1:], *paths, "--no-readers", *reports]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert done.returncode == 4, done.stdout + done.stderr
-    summary, annotations = (tmp_path / "a.md").read_text(), (tmp_path / "a.txt").read_text()
+    summary, annotations = (tmp_path / "a.md").read_text(), (tmp_path / "annotations.txt").read_text()
     assert "3 files: " in unescape(summary)
     assert summary.index("wrong.gguf") < summary.index("tiny-Q4&#95;0.gguf")
     assert "::error title=wrong.gguf%3A wrong::GGUF-" in annotations

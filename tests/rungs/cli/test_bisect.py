@@ -292,7 +292,7 @@ def test_what_is_refused(builds: Builds, tmp_path: Path) -> None:
         ((*ends, "--run-limit", "0"), "--run-limit must be"),
         ((*ends, "-o", MODEL), "would overwrite a model"),
         ((*ends, "-o", tmp_path / "no" / "x.html"), "cannot write"),
-        ((*ends, "-o", tmp_path / "x", "-o", tmp_path / "x"), "--html and --json name the same file"),
+        ((*ends, "-o", tmp_path / "x.html", "-o", tmp_path / "x.html"), "names the same file twice"),
         (("bisect", MODEL, "--good", first, "--bad", first), "are the same build"),
         (("bisect", tmp_path / "no.gguf", "--good", first, "--bad", second), "no.gguf"),
     ):

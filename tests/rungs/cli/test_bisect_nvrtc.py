@@ -133,7 +133,7 @@ def test_ends_that_are_none(bisections: Bisections, words: tuple[str, ...], code
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--device", "CUDA0"), "--device applies to graphs"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--host", "cpu"), "--nvrtc needs --host gpu"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--identify"), "remove --identify"),
-        (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "-o", "x"), "would be overwritten"),
+        (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "-o", "x.json"), "would be overwritten"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "-ctk", "f16"), "-c"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[-1].startswith("VERIFIED (brief; 3 of 32 tokens) in ")
+    assert lines[-1].startswith("VERIFIED (quick; 3 of 32 tokens) in ")
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     text = done.stdout
@@ -59,7 +59,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     validator("run").validate(report)
     headroom = report["rungs"][2]["headroom"]
     assert 0 < abs(headroom["value"]) < headroom["limit"] == 65504
-    assert ">Verified (brief; 3 of 32 tokens)</h1>" in page.read_text()
+    assert ">Verified (quick; 3 of 32 tokens)</h1>" in page.read_text()
     assert report["environment"]["file"]["sha256"][0] in page.read_text()
 
 
@@ -214,9 +214,9 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["--rungs", "bytes", "-o", "/no/such/folder/r.json"], "cannot write"),
         (["--rungs", "bytes", "-o", "model.gguf"], "would overwrite a model"),
         (["--rungs", "bytes", "-o", "/no/such/folder/r.html"], "cannot write"),
-        (["--rungs", "bytes", "-o", "model.gguf"], "--html would overwrite a model"),
+        (["--rungs", "bytes", "-o", "model.gguf"], "-o/--output would overwrite a model"),
         (["--rungs", "bytes", "-o", "r", "-o", "./r"], "name the same file"),
-        (["--identify", "-o", "r.html"], "--html cannot write this kind of result: identification"),
+        (["-o", "r.pdf"], "the ending selects the format"),
         (["--rungs", "bytes", "-o", str(Q4_0)], "would overwrite a model"),
         (["-p", "\udcff"], "the prompt is not UTF-8"),
     ],

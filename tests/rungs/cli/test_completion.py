@@ -15,7 +15,7 @@ from tests.support.tools import command_here
 def test_a_script_for_each_shell(shell: str) -> None:
     done = command_here("completion", shell)
     assert (done.returncode, done.stderr) == (0, "")
-    for word in (*commands(), "exitfirst", "heat-map", "strict"):
+    for word in (*commands(), "exitfirst", "report-dir", "strict"):
         assert word in done.stdout
 
 

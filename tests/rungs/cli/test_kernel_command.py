@@ -75,7 +75,7 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
     assert main(["kernel", NUMPY, *asked, *files]) == 0
     out_text = capsys.readouterr().out
     shown = flat(out_text)
-    assert last_line(out_text).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
+    assert last_line(out_text).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (quick) in")
     assert "on random data (no model): Q4_0: M×N×K = 2×5×64; Q4_0: M×N×K = 9×5×64" in shown
     assert "quantized by llama.cpp" in shown
     report = json.loads(out.read_text())
@@ -118,7 +118,7 @@ def test_without_llama_cpp_the_exact_product_judges(
     captured = capsys.readouterr()
     assert "llama.cpp is not installed, so the kernel is not compared with it" in captured.err
     assert last_line(captured.out).startswith(
-        "VERIFIED ON RANDOM DATA (NO MODEL) (not compared with llama.cpp; brief) in"
+        "VERIFIED ON RANDOM DATA (NO MODEL) (not compared with llama.cpp; quick) in"
     )
     report = json.loads(out.read_text())
     assert report["drawn"]["compared"] is False
@@ -127,7 +127,7 @@ def test_without_llama_cpp_the_exact_product_judges(
     assert {gemm["llama"] for gemm in report["rungs"][1]["details"]} == {None}
     assert all(not name.startswith("llama.cpp") for rung in report["rungs"] for name in rung["worst"])
     assert main(["kernel", wrong(tmp_path), *asked[:-2]]) == 1
-    assert main(["kernel", NUMPY, "--identify", "-N", "5", "-K", "64"]) == 0
+    assert main(["identify", NUMPY, "-N", "5", "-K", "64"]) == 0
 
 
 def test_what_a_kernel_does_not_take_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,8 +181,7 @@ def test_a_definition_is_identified_on_drawn_data() -> None:
     found = identify_model(SMALL, NUMPY)
     assert found.exit_code == 0
     assert {p.who for p in found.products} == {"numpy_q4_0.py:gemm", "llama.cpp"}
-    assert found.command.startswith("gguf-verify kernel ")
-    assert "--identify" in found.command
+    assert found.command.startswith("gguf-verify identify ")
 
 
 def test_only_the_types_that_are_needed_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

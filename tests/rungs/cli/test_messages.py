@@ -97,10 +97,11 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 
 def test_help_is_a_command() -> None:
-    assert command_here("help").stdout == command_here("--help").stdout
+    assert command_here("help", "verify").stdout == command_here("--help").stdout
     assert command_here("help", "audit").stdout == command_here("audit", "--help").stdout
     for name in ("audit", "explain", "nightly", "completion"):
         assert f"\n  gguf-verify {name}" in command_here("--help").stdout
+        assert f"\n  {name} " in command_here("help").stdout
 
 
 @pytest.mark.skipif(gpu_fault() is None, reason="this machine has a GPU")

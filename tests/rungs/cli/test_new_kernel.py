@@ -29,7 +29,7 @@ def test_a_new_kernel_is_written_and_verified(
     assert main(["new-kernel", "my.cu", "--host", "cpu"]) == 0
     captured = capsys.readouterr()
     assert "wrote q4_0.cuh, my.cu; now: gguf-verify kernel my.cu:gemm --host cpu" in captured.err
-    assert last_line(captured.out).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (brief) in")
+    assert last_line(captured.out).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (quick) in")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["new-kernel", "my.cu", "--type", "Q8_0"]) == 2
     assert "my.cu exists and is not overwritten" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def run_here(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     """attn_k has 128 rows, attn_q 256; the suite's own tests run too. No product uses token_embd."""
     pytester.makepyfile("def test_own(): pass")
-    tensor = ("--gguf-tensor", r"blk\.0\.attn_[qk]\.|token_embd", "--gguf-probes=brief")
+    tensor = ("--gguf-tensor", r"blk\.0\.attn_[qk]\.|token_embd", "--gguf-effort=quick")
     done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor)
     done.assert_outcomes(passed=3, failed=1, skipped=1)
     done.stdout.fnmatch_lines(["*blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"])
@@ -47,7 +47,7 @@ def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
 
 def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pytester) -> None:
     """The call that hung fails and is named; one of its shape is an error, and the others are judged."""
-    tensor = ("--gguf-tensor", r"blk\.0\.ffn_(gate|up)|^output\.", "--gguf-probes=brief")
+    tensor = ("--gguf-tensor", r"blk\.0\.ffn_(gate|up)|^output\.", "--gguf-effort=quick")
     done = run(pytester, f"--gguf-kernel={KERNELS}:hangs_for_768_rows", "--gguf-kernel-time-limit=2", *tensor)
     assert done.parseoutcomes() == {"passed": 2, "failed": 1, "errors": 1}
     said = done.stdout.str()
@@ -62,7 +62,7 @@ def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pyte
 def test_more_failures_than_a_record_holds(pytester: pytest.Pytester) -> None:
     """Every matrix is wrong, and every test fails with a message of its own: of at most 15 lines, with numbers, place,
     explanation and the command that repeats the call."""
-    tensor = ("--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-probes=brief")
+    tensor = ("--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-effort=quick")
     done = run(pytester, f"--gguf-kernel={KERNELS}:drops_s", *tensor)
     assert done.parseoutcomes() == {"failed": 2, "passed": 1}
     failures = re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[0]
@@ -113,7 +113,7 @@ def test_the_workers_of_xdist_share_one_run(pytester: pytest.Pytester) -> None:
             return verified(self, tensor)
         _Model._verified = marked
     """)
-    arguments = ("--gguf-kernel=q8_1_naive", "--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-probes=brief")
+    arguments = ("--gguf-kernel=q8_1_naive", "--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-effort=quick")
     outcomes, times = [], []
     for workers in ((), ("-n2",)):
         outcomes.append(run(pytester, *arguments, *workers).parseoutcomes())
@@ -158,7 +158,7 @@ def test_the_fixtures(pytester: pytest.Pytester) -> None:
 def test_a_kernel_that_was_never_called(pytester: pytest.Pytester) -> None:
     """A model of F16: its matrices are multiplied by kernels that stand beside the one under test."""
     options = (f"--gguf={FIXTURES / 'tiny-F16.gguf'}", "--gguf-host=cpu", "--gguf-tensor", r"blk\.0\.attn_k")
-    arguments = ("-p", "gguf_verify.pytest_plugin", "-rA", "--gguf-probes=brief", *options)
+    arguments = ("-p", "gguf_verify.pytest_plugin", "-rA", "--gguf-effort=quick", *options)
     done = pytester.runpytest_subprocess(*arguments, f"--gguf-kernel={KERNELS}:drops_s", timeout=120)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.stdout.fnmatch_lines(["kernel *drops_s was never called: it multiplies Q4_0"])

@@ -245,7 +245,7 @@ def test_what_a_killed_run_left_goes_with_the_next(start: Callable[..., Command]
     "arguments",
     [
         ("gguf_verify", "audit", Q4_0, "--no-readers"),
-        ("gguf_verify", Q4_0, "--identify", "--host", "cpu"),
+        ("gguf_verify", "identify", "q8_1", Q4_0, "--host", "cpu"),
         ("tools.measure", "mutation", "kill"),
     ],
 )

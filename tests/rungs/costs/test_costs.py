@@ -122,9 +122,9 @@ def test_only_selected_tensors_are_measured() -> None:
 def test_flags_that_do_not_fit_are_usage_errors(text: Path) -> None:
     with pytest.raises(UsageError, match="needs the model's source"):
         verify(Q4_0, rungs=["bytes"], source_text=text)
-    done = command_here(Q4_0, "--identify", "--source", F16)
-    assert_one_line(done, 2, "--source applies to a verification")
-    done = command_here(Q4_0, "--rungs", "bytes", "--source", FIXTURES / "no.gguf")
+    done = command_here("identify", "q8_1", Q4_0, "--source", F16)
+    assert_one_line(done, 2, "unknown option --source")
+    done = command_here("cost", Q4_0, "--source", FIXTURES / "no.gguf")
     assert_one_line(done, 2, "no.gguf")
 
 

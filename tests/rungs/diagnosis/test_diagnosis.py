@@ -266,7 +266,7 @@ def test_identify_of_a_wrong_kernel_names_the_fault(tmp_path: Path) -> None:
 
 def test_identify_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "found.json"
-    assert main([str(Q5_1), "--identify", "--host", "cpu", "-o", str(out)]) == 0
+    assert main(["identify", "q8_1", str(Q5_1), "--host", "cpu", "-o", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "IDENTIFIED: each computes what it declares" in shown
     found = json.loads(out.read_text())
@@ -275,7 +275,7 @@ def test_identify_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     }  # fmt: skip
     # a model of zeros tells nothing
     zeros = write_model(tmp_path / "zeros.gguf", {"w": (np.zeros((4, 18 * 2), np.uint8), "Q4_0")})
-    assert main([str(zeros), "--identify", "--host", "cpu"]) == 5
+    assert main(["identify", "q8_1", str(zeros), "--host", "cpu"]) == 5
 
 
 # -- diagnosis ---------------------------------------------------------------------------------------------------------

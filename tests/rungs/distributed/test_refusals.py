@@ -51,7 +51,7 @@ def test_commands_without_ray(
     for args in (
         [str(MODEL), "--rungs", "blocks", "--host", "cpu", "--progress", "never"], ["nightly", "run", str(night)],
         ["audit", str(MODEL)], ["kernel", "q8_1_naive", "--type", "Q4_0", "--host", "cpu"],
-        [str(MODEL), "--identify", "--host", "cpu"],
+        ["identify", "q8_1", str(MODEL), "--host", "cpu"],
     ):  # fmt: skip
         assert main([*args, "--ray", "local"]) == 3
         said = capsys.readouterr()

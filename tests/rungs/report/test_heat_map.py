@@ -137,19 +137,19 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "--tensor",
         "attn_[qk]",
     ]
-    drawn = tmp_path / "map.svg"
+    drawn = tmp_path / "heat-map.svg"
     assert main([*arguments, "-o", str(drawn)]) == 0
     root = ElementTree.parse(drawn).getroot()
     cells = [e.text or "" for e in root.findall(".//{*}rect/{*}title")]
     assert len(cells) == 6
     assert all(re.fullmatch(r"blk\.[0-2] attn_[qk]: [0-9.e-]+", c) for c in cells)
     arguments[-1] = "blk.0.attn_k"
-    assert main([*arguments, "-o", str(tmp_path / "map.png"), "-o", str(tmp_path / "r.json")]) == 0
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert main([*arguments, "-o", str(tmp_path / "heat-map.png"), "-o", str(tmp_path / "r.json")]) == 0
+    assert (tmp_path / "heat-map.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "r.json").read_text())["rungs"][0]["heat_map"] is None
-    (tmp_path / "full.svg").symlink_to("/dev/full")
+    (tmp_path / "full-heat-map.svg").symlink_to("/dev/full")
     capsys.readouterr()
-    assert main([*arguments, "-o", str(tmp_path / "full.svg")]) == 3
+    assert main([*arguments, "-o", str(tmp_path / "full-heat-map.svg")]) == 3
     captured = capsys.readouterr()
     assert "VERIFIED" in captured.out
     assert captured.err.startswith("gguf-verify: cannot write ")
@@ -159,7 +159,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """llama.cpp cannot run such a model: the report says that there is no picture, and the verdict stands."""
     path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
-    drawn = tmp_path / "map.svg"
+    drawn = tmp_path / "heat-map.svg"
     assert main([str(path), "--effort", "quick", "--host", "cpu", "--rungs", "layers", "-o", str(drawn)]) == 5
     assert capsys.readouterr().err == "gguf-verify: no heat map: the layers rung judged nothing\n"
     assert not drawn.exists()

@@ -198,8 +198,10 @@ def test_a_time_that_is_none_is_one_line(value: str, capsys: pytest.CaptureFixtu
 
 
 def test_it_is_not_for_identification(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["identify", "q8_1", str(Q4_0), "--budget", "1m"]) == 2
+    assert "unknown option --budget" in capsys.readouterr().err
     assert main([str(Q4_0), "--identify", "--budget", "1m"]) == 2
-    assert "--budget apply to rungs, not to --identify" in capsys.readouterr().err
+    assert "--budget applies to a verification" in capsys.readouterr().err
 
 
 # ---- the way through the tensors -------------------------------------------------------------------------------------

@@ -58,13 +58,13 @@ def test_a_right_kernel_is_verified_and_says_what_a_sample_can_miss() -> None:
     size = 2 * max(part.smallest or 0.0 for part in sampled.values())
     assert 0 < size < 1
     assert report.words == (
-        "verified (tensors 'blk.1.ffn_up'; brief; 2 of 32 tokens; sampled: misses errors above "
+        "verified (tensors 'blk.1.ffn_up'; quick; 2 of 32 tokens; sampled: misses errors above "
         f"{size:.1g} times the outputs' size with a probability of at most 2e-06)"
     )
     assert list(sampled) == ["blocks", "layers", "tokens"]
     assert all(0 < part.alone < part.of for part in sampled.values())
     shown = text_of(Kind.RUN, report, detail=2)
-    assert last_line(shown).startswith("VERIFIED (tensors 'blk.1.ffn_up'; brief; 2 of 32 tokens; sampled: misses ")
+    assert last_line(shown).startswith("VERIFIED (tensors 'blk.1.ffn_up'; quick; 2 of 32 tokens; sampled: misses ")
     assert "every output, one by one (in part): " in shown
     assert json_of(Kind.RUN, report)["rungs"][1]["sampled"]["what"] == "blocks"
 
@@ -74,7 +74,7 @@ def test_thorough_judges_every_element() -> None:
     assert report.verdict == "verified"
     assert "sampled" not in report.words
     assert all(rung.sampled is None for rung in report.rungs)
-    assert "--thorough" in report.command
+    assert "--effort thorough" in report.command
 
 
 @pytest.mark.parametrize(("rung", "seed"), [("layers", 0), ("layers", 1), ("layers", 2), ("tokens", 3)])

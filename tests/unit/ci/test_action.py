@@ -24,17 +24,15 @@ WRONG = "blk.1.attn_k.weight"
 #: Stands in for gguf-verify: writes its arguments and the requested reports, and ends with a code.
 STUB = """
 import json, os, sys
-if "--help" in sys.argv:
-    print("--html FILE" if "verify" in sys.argv else "--sarif FILE")
-    sys.exit(0)
 open(os.path.join(os.environ["HOME"], "called"), "w").write(json.dumps(sys.argv[1:]))
 print("::error::said by a hostile name")
 code, reports = {code}, {reports}
 for word in sys.argv if reports else ():
     name, _, path = word.partition("=")
-    if name in ("--json", "--markdown", "--annotations", "--html", "--sarif"):
-        text = {{"--markdown": "## Summary", "--annotations": "::error title=t::told"}}.get(name, "x")
-        open(path, "w").write(text + "\\n")
+    if name == "--report-dir":
+        texts = {{"report.md": "## Summary", "annotations.txt": "::error title=t::told", "report.json": "x"}}
+        for name, text in (texts | {{"report.html" if "verify" in sys.argv else "report.sarif": "x"}}).items():
+            open(os.path.join(path, name), "w").write(text + "\\n")
 sys.exit(code)
 """
 
@@ -98,9 +96,8 @@ def test_a_pass(tmp_path: Path) -> None:
     reports = done.outputs["reports"]
     assert done.code == 0
     assert called == [
-        "verify", f"--json={reports}/report.json", f"--markdown={reports}/summary.md",
-        f"--annotations={reports}/annotations.txt", f"--html={reports}/report.html", "--kernel=my kernel.py:gemm",
-        "--rungs", "blocks", "--prompt", "two words", "--", "m.gguf",
+        "verify", f"--report-dir={reports}", "--kernel=my kernel.py:gemm", "--rungs", "blocks", "--prompt",
+        "two words", "--", "m.gguf",
     ]  # fmt: skip
     assert done.summary == "## Summary\n"
     assert done.out.splitlines()[-1] == "::error title=t::told"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ from gguf_verify.cli.files import actions_of
 from gguf_verify.cli.parser import WHERE, Old, Parser
 from gguf_verify.cli.verify import build_parser, effort_of
 from gguf_verify.hosts.choice import make_host
+from gguf_verify.invocation import command_of
 from gguf_verify.report.writer import Kind, every_writer
+from gguf_verify.results.options import Options
+from gguf_verify.rungs.drawn import Drawn
+from gguf_verify.rungs.opening import Request
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.near import nearest
 from tests.support.tools import assert_one_line, command_here
@@ -118,6 +124,27 @@ def test_old_and_new_spellings_of_effort_mean_the_same() -> None:
     assert chosen("--thorough") == chosen("--effort", "thorough") == {"probes": "full", "thorough": True}
     assert chosen("--probes", "brief", "--thorough") == {"probes": "brief", "thorough": True}
     assert chosen() == chosen("--effort", "full") == {"probes": "full", "thorough": False}
+
+
+@pytest.mark.parametrize("command", ["verify", "kernel", "identify", "cost"])
+def test_the_command_that_repeats_a_run_can_be_parsed(command: str) -> None:
+    few = Options(
+        seed=3, threads=2, tensor="q", prompt="Once", reference="Vulkan0", llama="build", time_limit=5.0,
+        sandbox="landlock",
+    )  # fmt: skip
+    more = replace(few, probes="brief", kernel_time_limit=9.0, kernel_memory=2.0, exact_on="cpu", order="find",
+                   declare="k.toml", imports=("a", "b"), loads=("c",), sanitize=True, exit_first=True)  # fmt: skip
+    request = {
+        "verify": Request("m.gguf", "k.py:gemm", "cpu", ["layers"], replace(more, budget=60.0, repack=True)),
+        "kernel": Request(Drawn(("Q4_0",), (1,)), "k.cu", "cpu", ["blocks"], replace(more, prompt=Options.prompt)),
+        "identify": Request("m.gguf", "k.cu", "cpu", None, replace(few, kernel_memory=2.0, imports=("a",))),
+        "cost": Request("m.gguf", rungs=("bytes",), options=few, source="f16.gguf", source_text="t.txt"),
+    }[command]  # fmt: skip
+    words = shlex.split(command_of(request, identify=command == "identify"))[1:]
+    assert words[0] == command or command == "verify"
+    args = PARSERS[command]().parse_args(words if command == "verify" else words[1:])
+    assert (args.seed, args.tensor, args.sandbox, args.time_limit) == (3, "q", "landlock", 5)
+    assert not hasattr(args, "advice"), "no old spelling"
 
 
 # ---- files of reports ------------------------------------------------------------------------------------------------

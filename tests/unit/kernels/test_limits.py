@@ -78,8 +78,8 @@ def test_a_limit_below_sizes_that_models_have_is_not_verified() -> None:
 
 
 def test_the_least_limit_of_all_types_is_in_the_headline() -> None:
-    scopes = ["up to M = 65,535", "brief", "up to M = 1,024", "up to K = 29,056"]
-    assert scope_of((), scopes) == " up to M = 1,024 and K = 29,056 (brief)"
+    scopes = ["up to M = 65,535", "quick", "up to M = 1,024", "up to K = 29,056"]
+    assert scope_of((), scopes) == " up to M = 1,024 and K = 29,056 (quick)"
 
 
 def test_a_domain_takes_a_range() -> None:

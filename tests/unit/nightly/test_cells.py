@@ -315,7 +315,7 @@ def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     for kind in ("html", "junit", "markdown"):
         assert "row 3 is wrong" in files[kind].read_text()
     capsys.readouterr()
-    for wrong in (["-o", str(tmp_path / "no" / "x")], ["-o", "x", "-o", "x"], ["-o", str(path)]):
+    for wrong in (["-o", str(tmp_path / "no" / "x")], ["-o", "x.json", "-o", "x.json"], ["-o", str(path)]):
         assert main(["nightly", "run", str(path), *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     with History(tmp_path / "nightly.sqlite") as history:

@@ -352,7 +352,8 @@ def _check_filled(path: Path, declared: str, first: int, parameters: Sequence[Pa
 def _may_have(symbol: str, texts: Sequence[str]) -> bool:
     """Return whether sources may define a function: they hold its name, or macros that make names."""
     name = re.split(r"[<(]|::", symbol)[-1 if "::" in symbol else 0]
-    return any(name in text or "##" in text for text in texts)
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    return any(word.search(text) or "##" in text for text in texts)
 
 
 def read_text(path: Path) -> str:
