@@ -159,7 +159,7 @@ class Builds:
         first, *middle, last = self.made(*words)
         among = ["--among", *middle] if middle else []
         return command_here(
-            "bisect", MODEL, "--good", first, "--bad", last, *among, "--keep", self.folder / "kept", "--json",
+            "bisect", MODEL, "--good", first, "--bad", last, *among, "--keep", self.folder / "kept", "-o",
             self.report, *options, *(["--", *passed] if passed else []),
         )  # fmt: skip
 

@@ -215,7 +215,7 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["--rungs", "bytes", "-o", "model.gguf"], "would overwrite a model"),
         (["--rungs", "bytes", "-o", "/no/such/folder/r.html"], "cannot write"),
         (["--rungs", "bytes", "-o", "model.gguf"], "-o/--output would overwrite a model"),
-        (["--rungs", "bytes", "-o", "r", "-o", "./r"], "name the same file"),
+        (["--rungs", "bytes", "-o", "r", "-o", "./r"], "names the same file twice"),
         (["-o", "r.pdf"], "the ending selects the format"),
         (["--rungs", "bytes", "-o", str(Q4_0)], "would overwrite a model"),
         (["-p", "\udcff"], "the prompt is not UTF-8"),

@@ -124,8 +124,8 @@ def test_the_same_output_is_shown_once(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         str(Q4_0),
-        "--probes",
-        "brief",
+        "--effort",
+        "quick",
         "--host",
         "cpu",
         "-p",
