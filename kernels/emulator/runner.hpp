@@ -259,6 +259,9 @@ struct Fiber;
 struct Warp : Group {
     uint32_t lanes = 0, exited = 0;  // present at its start, and exited since; one bit each
     Fiber* first = nullptr;          // the one that began first
+    // How many of its threads wait at the block's barrier, in this generation of it.
+    int at_block = 0;
+    unsigned generation_of_block = 0;
 };
 
 // A copy that is not done yet.
@@ -290,6 +293,7 @@ struct alignas(64) Fiber {
     Fiber* next = nullptr;  // the one that began after it
     uint64_t may_wait = 0;  // when it yielded after a strong operation that changed nothing, above all ranks
     char* stack = nullptr;
+    size_t place = 0;  // in the order in which fibers began
     std::vector<Copy> copies;
     unsigned copy_groups = 0, product_groups = 0;
 };
@@ -406,6 +410,11 @@ class BlockRunner {
         }
         f->waits_for = &barrier;
         f->generation = generation;
+        if (&barrier == &block_) {
+            Warp& warp = *f->warp;
+            if (warp.generation_of_block != generation) warp.generation_of_block = generation, warp.at_block = 0;
+            ++warp.at_block;
+        }
         pause(f);
     }
 
@@ -612,15 +621,18 @@ class BlockRunner {
         while (finished_ < threads_) {
             bool moved = false;
             for (size_t first = 0, end; first < used_ || next_ < threads_; first = end) {
-                const uint64_t warp = first < used_ ? fibers_[first]->thread / 32 : next_thread() / 32;
+                uint64_t warp = first < used_ ? fibers_[first]->thread / 32 : next_thread() / 32;
                 gave_way_ = false;
                 for (bool again = true; again && !gave_way_;) {
                     again = false;
                     for (end = first; end < used_ && fibers_[end]->thread / 32 == warp; ++end) {
                         if (!can_resume(fibers_[end])) continue;
+                        next_warp_ = nullptr, may_go_on_ = true;
                         resume(fibers_[end]);
+                        may_go_on_ = false;
                         if (__builtin_expect(stopped_ != DONE, 0)) return stopped_;
                         again = moved = true;
+                        if (next_warp_) first = end = next_warp_->place, warp = number_of_next_warp_;
                     }
                     if (end < used_) continue;
                     while (next_ < threads_ && next_thread() / 32 == warp) {
@@ -640,7 +652,7 @@ class BlockRunner {
     uint64_t next_thread() const { return order_.empty() ? next_ : order_[next_]; }
 
     // The running thread waits. In order, the next thread of its warp resumes or begins without a detour, and after the
-    // last one the first.
+    // last one the first; or, if all of the warp wait at the block's barrier, the first one of the next warp.
     void pause(Fiber* f) {
         Context& waiting = f->context;
 #if !defined(__SANITIZE_ADDRESS__)  // a fiber begins from main_, whose stack it notes
@@ -650,9 +662,10 @@ class BlockRunner {
                 next = fresh();
             } else {
                 if (!next || next->warp != f->warp) next = f->warp->first;
-                if (!can_resume(next) || next->warp != f->warp) next = nullptr;
+                if (!can_resume(next) || next->warp != f->warp) next = after_warp(f);
             }
             if (__builtin_expect(next != nullptr, 1)) {
+                fetch_after(next);
                 current_ = next;
                 index_ = next->index;
                 return waiting.switch_to(next->context);
@@ -660,6 +673,31 @@ class BlockRunner {
         }
 #endif
         waiting.switch_to(main_);
+    }
+
+    // The thread after the last one of a warp, if it begins a warp and is what `run_in_order` would resume: nothing of
+    // this warp can.
+    Fiber* after_warp(const Fiber* f) {
+        const Warp& warp = *f->warp;
+        Fiber* const next = f->next;
+        if (!may_go_on_ || warp.at_block != warp.alive || warp.generation_of_block != block_.generation) return nullptr;
+        if (!next || next->warp == &warp || next->warp->first != next || !can_resume(next)) return nullptr;
+        gave_way_ = false;
+        number_of_next_warp_ = next->thread / 32;
+        return next_warp_ = next;
+    }
+    // Has the processor load what the switch after that to a fiber reads: the stacks of a block exceed the nearest
+    // cache. The fiber behind was fetched before, so reading its stack pointer does not wait.
+    static __attribute__((always_inline)) void fetch_after(const Fiber* f) {
+#if defined(__x86_64__)
+        const Fiber* const after = f->next;
+        if (!after) return;
+        __builtin_prefetch(after->next);
+        const char* const sp = (const char*)after->context.sp;
+        __builtin_prefetch(sp);
+        for (int line = 2; line < 5; ++line) __builtin_prefetch(sp + 64 * line);  // behind 128 bytes that are not read
+#endif
+        (void)f;
     }
 
     // Every choice is pseudo-random. In half of the blocks some warps always precede others: they run as far ahead as
@@ -728,7 +766,7 @@ class BlockRunner {
             fibers_.push_back(f);
         }
         Fiber* f = fibers_[used_];
-        f->next = nullptr;
+        f->next = nullptr, f->place = used_;
         if (used_++) fibers_[used_ - 2]->next = f;
         // stacks that begin at the same offset in a page would share a few cache lines
         f->context.prepare(f->stack, STACK_BYTES - used_ % 16 * 256, &BlockRunner::fiber_main);
@@ -798,6 +836,9 @@ class BlockRunner {
     static constexpr unsigned IDLE = 256;
     unsigned atomics_ = 0, idle_ = 0;  // strong operations; those since the last one that changed something
     bool ranked_ = false;
+    bool may_go_on_ = false;  // whether a warp may follow one that was resumed, without a detour
+    Fiber* next_warp_ = nullptr;  // the first thread of the last one that did
+    uint64_t number_of_next_warp_ = 0;
     bool gave_way_ = false;  // a thread that may be waiting for others, in the warp that runs
     uint64_t turn_ = 0;
     std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i

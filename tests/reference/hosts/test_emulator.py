@@ -47,6 +47,42 @@ def test_block_wide_reduction(build: Build, threads: int, workers: int) -> None:
     np.testing.assert_array_equal(got, x.sum(axis=1, dtype=np.int64)[:, None] * [1, 2, 3])
 
 
+LOG = """void k(int* log, int* at, int rounds) {
+    for (int r = 0; r < rounds; ++r) {
+        log[at[0]++] = threadIdx.x + 1000 * r;
+        __syncthreads();
+    }
+}
+"""
+
+
+def in_turn(threads: int, rounds: int) -> list[int]:
+    """The log: warps in turn, each until all its threads wait. The last one at a barrier goes on at once."""
+    made, passed, arrived, released = list[int](), [0] * threads, list[int](), set(range(threads))
+    while released:
+        for first in range(0, threads, 32):
+            warp = range(first, min(first + 32, threads))
+            while not released.isdisjoint(warp):
+                for t in warp:
+                    while t in released:
+                        released.discard(t)
+                        if passed[t] < rounds:
+                            made.append(t + 1000 * passed[t])
+                            passed[t] += 1
+                            arrived.append(t)
+                        if len(arrived) == threads:
+                            released, arrived = set(arrived), []
+    return made
+
+
+@pytest.mark.parametrize("threads", [1, 32, 40, 96, 256])
+def test_threads_run_in_turn(build: Build, threads: int) -> None:
+    """Whichever detours a switch takes."""
+    host, made = CpuHost(1), in_turn(threads, 6)
+    log = run(host, build(LOG, host), 1, threads, np.empty(len(made), np.int32), np.zeros(1, np.int32), np.int32(6))
+    assert log.tolist() == made
+
+
 # Each warp makes a number of rounds of its own, so that no warp can lean on another's exchanges; three kinds of
 # exchange in a row, with and without a barrier of the warp between them.
 SHUFFLES = """void k(WORD* y, const WORD* x, int rounds) {

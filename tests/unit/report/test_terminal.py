@@ -14,6 +14,7 @@ import pytest
 
 from gguf_verify.cli import common
 from gguf_verify.cli.explain import find_explanation
+from gguf_verify.cli.parser import Parser
 from gguf_verify.cli.runs.live import Live
 from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
@@ -424,7 +425,7 @@ class Terminal(io.StringIO):
 def test_the_form_of_a_terminal(
     monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], options: list[str], form: Form
 ) -> None:
-    parser = common.Parser()
+    parser = Parser()
     common.add_detail(parser, "more")
     args = parser.parse_args(options)
     for name in ("NO_COLOR", "COLUMNS", "TERM"):
