@@ -23,7 +23,7 @@ from gguf_verify_nightly.report import json as nights
 from gguf_verify_nightly.report import schema as nights_schema
 
 #: Flags of the command line that name a file of JSON.
-_FLAGS = ("-o", "--certificate")
+_FLAGS = ("-o", "--output", "--json", "--certificate")
 #: A field that one kind has alone → its schema.
 _KINDS = {
     "night": nights_schema.PATH, "rungs": of_runs.PATH,

@@ -44,8 +44,6 @@ _ORIGINALS = 0.05
 _PROCESS = 8 << 30
 #: Bytes of NaN behind a buffer that does not begin at an allocation's start.
 _BEHIND = 4096
-#: Bytes of poison that are kept on the GPU, at most: outputs of products that are made many times are small.
-_MOST_POISON = 1 << 25
 #: Most attempts to compile sources that change meanwhile.
 _MOST_TRIES = 3
 
@@ -86,8 +84,6 @@ class CupyHost(Host):
         self._modules: dict[str, Any] = {}
         #: The kernel of `_FILLER`, if it was passed compiled.
         self._filler: Any = None
-        #: Poison between guards, of the size that was last requested.
-        self._last_poison: Any = None
 
     def info(self) -> HostInfo:
         name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
@@ -237,21 +233,13 @@ class CupyHost(Host):
     def output(self, nbytes: int, what: str = "output") -> _Output:
         if self.placement == "pool":
             with self._faults():
-                return _Output(self._poisoned(nbytes + 2 * GUARD_BYTES), GUARD_BYTES)
+                memory = self._empty(nbytes + 2 * GUARD_BYTES)
+                poison(memory, self.begins % 4 == 0)
+            return _Output(memory, GUARD_BYTES)
         if self.placement == "alone" and self.fill is None:  # memory that is never written, for initcheck
             with self._faults():
                 return _Output(self._empty(nbytes))
         return _Output(self._placed(poisoned(nbytes, self.fill)[GUARD_BYTES:-GUARD_BYTES]))
-
-    def _poisoned(self, nbytes: int) -> Any:
-        """Return memory of poison between guards: a copy of the last one, which takes a fifth of the time."""
-        memory = self._empty(nbytes)
-        if self._last_poison is None or len(self._last_poison) != nbytes:
-            poison(memory, self.begins % 4 == 0)
-            self._last_poison = memory.copy() if nbytes <= _MOST_POISON else None
-        else:
-            memory[...] = self._last_poison
-        return memory
 
     def begin(self, output: _Output, content: npt.NDArray[np.uint8]) -> None:
         with self._faults():

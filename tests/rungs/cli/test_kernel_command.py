@@ -39,7 +39,6 @@ OF_Q4_1 = """
 import numpy as np
 
 from gguf_verify import kernel
-from tests.support.shown import last_line
 
 Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
 Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])

@@ -268,7 +268,6 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.
 SHOWS = """
 import signal
 from gguf_verify.cli import main
-from tests.support.shown import last_line
 main(["explain", "launch-past-limit"])
 ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
 print(sorted(map(int, ignored - {signal.SIGPIPE, signal.SIGXFSZ})), signal.pthread_sigmask(0, ()))

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.products import OrderRecord
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.layers import order_probes
+from gguf_verify.rungs.layers import order_probes, orders
 from gguf_verify.rungs.layers.order_probes import Probes
 from gguf_verify.rungs.layers.orders import probes_of
 from gguf_verify.rungs.layers.sum_probes import SumProbes
@@ -36,6 +37,7 @@ from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.semantics.summation import NoOrder, Rule
 from gguf_verify.semantics.terms.values import VALUES
 from gguf_verify.semantics.values import Activations
+from gguf_verify.support.errors import KernelFault
 from gguf_verify.verification import verify
 from tests.support.exact_products import real_weights
 from tests.support.narrow_sums import in_tensor_cores
@@ -757,6 +759,26 @@ def test_few_last_rows_with_another_rounding_are_no_mismatch(tmp_path: Path) -> 
     assert "have the bits of another arithmetic" in record.why
 
 
+#: The rows past the last tile of 12 add two integer sums of a block: in products of 64 rows four others than in these.
+TAIL_OF_TWELVE = """t = shape.n - shape.n % 12
+    if t < shape.n:
+        lanes = [np.zeros((shape.m, shape.n - t), np.float32) for _ in range(2)]
+        for b in range(shape.k // 32):
+            d_w, d_a, s = (v[:, b].astype(np.float32) for v in (w["d"][t:], x["d"], x["s"]))
+            for part in (slice(0, 16), slice(16, 32)):
+                products = x["qs"][:, b, part].astype(np.float32) @ codes[t:, b, part].T
+                lanes[b % 2] += d_w * (d_a[:, None] * products - 4 * s[:, None])
+        y[:, t:] = lanes[0] + lanes[1]"""
+
+
+def test_rows_of_a_last_tile_are_no_mismatch(tmp_path: Path) -> None:
+    report, rung, record = verified(TAIL_OF_TWELVE, tmp_path)
+    assert report.exit_code == 0
+    assert record.why is not None
+    assert "without rows 60, 61, 62, 63" in record.why
+    assert not any("bits equal" in note for note in rung.notes)
+
+
 @pytest.mark.parametrize(("change", "code"), [("", 0), (ULP, 1)])
 def test_an_output_that_is_off_by_one_ulp_is_a_mismatch(change: str, code: int, tmp_path: Path) -> None:
     """In a row that is added like the others; without the fault the bits are equal. The score shows neither."""
@@ -770,6 +792,23 @@ def test_an_output_that_is_off_by_one_ulp_is_a_mismatch(change: str, code: int, 
     assert record.differing == (record.m if change else 0)
     assert {failure.row for failure in rung.failures} == ({77} if change else set())
     assert any("bits equal" in note for note in rung.notes) == (not change)
+
+
+def test_a_search_is_repeated_if_a_call_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, calls, kept = Adds("Q4_0", lanes), itertools.count(), dict[object, object]()
+    product = kernel.product
+
+    def fails_once(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        if next(calls) == 0:
+            raise KernelFault("no answer in time")
+        return product(w, x)
+
+    monkeypatch.setattr(kernel, "product", fails_once)
+    run: Any = SimpleNamespace(resources=SimpleNamespace(get=lambda key, make: kept.setdefault(key, make())))
+    tried = probes(kernel)
+    with pytest.raises(NoOrder, match="no answer in time"):
+        orders._found(run, tried, (3, 64, 288))
+    assert orders._found(run, tried, (3, 64, 288)).rule is not None
 
 
 def test_a_search_that_finds_no_order_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ K, M, N = 512, 9, 67
 def offered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable | None], None]]:
     """Offers a function, or NumPy's with None; at first the compiled ones, each call of which is checked."""
     monkeypatch.setattr(compiled, "_EACH", 1)
+    monkeypatch.setattr(compiled, "_FEW", 1)
     monkeypatch.setattr(arrays, "_SUMS", [])
 
     def offer(add: Callable | None) -> None:

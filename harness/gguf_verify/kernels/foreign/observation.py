@@ -43,6 +43,10 @@ class Log:
     def __init__(self, memory: memoryview) -> None:
         self._memory, self._end, self._lock = memory, LOG_HEAD.size, threading.RLock()
         LOG_HEAD.pack_into(memory, 0, self._end, 0)
+        os.register_at_fork(after_in_child=self._renew)  # a thread that held the lock exists in the parent only
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
 
     def add(self, *entry: Any) -> None:
         """Write an entry, a line of JSON. Any thread may do so."""

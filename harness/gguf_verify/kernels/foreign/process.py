@@ -470,7 +470,9 @@ class ForeignKernel(Kernel):
                 except KernelFinding as found:
                     if found.lines and crashed:
                         raise found from None
-                    error.trace = frames_of(found.lines[:1], self.texts, "the first access outside, in a checked build")
+                    if found.lines and found.kind == "outside":  # else the build stopped at another fault
+                        said = "the first access outside, in a checked build"
+                        error.trace = frames_of(found.lines[:1], self.texts, said)
                 except (KernelFault, EnvironmentFault):
                     pass  # less informative than the first finding
             raise error from None

@@ -28,6 +28,11 @@ from ..generated_inputs import drawn as random_activations
 
 Bytes = npt.NDArray[np.uint8]
 
+
+class ProbeFault(NoOrder):
+    """That a call of the kernel failed, which another call may not."""
+
+
 #: Products that are made for one product of the model.
 MOST_PRODUCTS = 1 << 14
 #: Summands of which the tree is found for the product itself.
@@ -217,7 +222,7 @@ class Probes(ABC):
             kernel = self.kernel.of(self.fmt, len(x), len(w), x.shape[1])
             return kernel.product(kernel.upload(self.fmt, w), x)
         except KernelFault as error:
-            raise NoOrder(f"a probe ends in a fault: {error}") from None
+            raise ProbeFault(f"a probe ends in a fault: {error}") from None
 
     def outputs(self, m: int, w: Bytes, tokens: list[Floats], at: tuple[int, int] | None = None) -> Floats:
         """Return the outputs of tokens, float32[tokens, n]. Raises NoOrder.

@@ -18,8 +18,8 @@ from ..values import Activations
 if TYPE_CHECKING:
     from .codes import CodeTerm
 
-#: Rows of weights below which NumPy takes no longer.
-_FEW = 32
+#: Outputs below which NumPy takes no longer (measured).
+_FEW = 1 << 12
 #: Of the calls for a product after the first one, which is always checked, one in this many is, on average.
 _EACH = 16
 _DRAWN = random.Random(0)
@@ -66,7 +66,7 @@ class Compiled:
         Compiled code takes NumPy's arrays, one scale for all tokens, and factors that float32 holds. It rounds none of
         them to half.
         """
-        if not on_host(d) or d.shape[1] != 1 or d.shape[2] < _FEW or term.rounded(fmt) == "products":
+        if not on_host(d) or d.shape[1] != 1 or x.q.shape[1] * d.shape[2] < _FEW or term.rounded(fmt) == "products":
             return None
         if (add := compiled_sums()) is None:
             return None
