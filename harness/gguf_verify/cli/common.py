@@ -268,7 +268,9 @@ class _OldReport(Old):
         """Return `-o` and the file, by a name that selects this format."""
         kinds = {type(kind): None for kind in self._writer.renders}
         fits = all(writer_of(values.name, every_writer(of)) is self._writer for of in kinds)
-        return f"-o {quoted(str(values if fits else values.with_name(self._writer.file)))}"
+        special = values.exists() and not values.is_file()  # such as /dev/stdout
+        other = Path(self._writer.file) if special else values.with_name(self._writer.file)
+        return f"-o {quoted(str(values if fits else other))}"
 
     def value(self, namespace: Any, values: Any) -> Any:
         """Add the file, and remember its format, which its name need not tell."""

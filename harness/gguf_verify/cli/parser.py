@@ -41,14 +41,22 @@ class Old(argparse.Action):
     Args:
         now: its new spelling; value → spelling if that depends on the value.
         sets: the value that the flag stands for; None if it takes a value.
+        replaced_by: the destination of a new option that cannot be given too; "" if it can.
     """
 
     def __init__(
-        self, option_strings: Any, dest: str, *, now: str | Mapping[str, str], sets: Any = None, **kwargs: Any
+        self,
+        option_strings: Any,
+        dest: str,
+        *,
+        now: str | Mapping[str, str],
+        sets: Any = None,
+        replaced_by: str = "",
+        **kwargs: Any,
     ) -> None:
         kwargs |= {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "nargs": None if sets is None else 0}
         super().__init__(option_strings, dest, **kwargs)
-        self._now, self._sets = now, sets
+        self._now, self._sets, self.replaced_by = now, sets, replaced_by
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Set the value, and note the advice."""
@@ -126,6 +134,11 @@ class Parser(argparse.ArgumentParser):
         if isinstance(ray := getattr(found, "ray", None), _Setting):
             replaced = getattr(found, "jobs_replace_ray", False) and found.jobs is not None
             found.ray = None if replaced else str(ray)
+        for action in actions_of(self):
+            if isinstance(action, Old) and action.replaced_by and getattr(found, action.dest, None) is not None:
+                new, old = action.replaced_by, action.option_strings[0]
+                if getattr(found, new) is not None:
+                    raise UsageError(f"--{new} replaces {old}: give one of them", "usage")
         take_files(found, self)
         advice = getattr(found, "advice", {})
         if advice:

@@ -329,21 +329,17 @@ def add_effort(parser: Parser) -> None:
         )
     )
     now = {"full": "--effort full", "brief": "--effort quick"}
-    parser.add_argument("--probes", action=Old, dest="probes", choices=tuple(now), now=now)
-    parser.add_argument("--thorough", action=Old, dest="thorough", sets=True, now="--effort thorough")
+    parser.add_argument("--probes", action=Old, dest="probes", choices=tuple(now), now=now, replaced_by="effort")
+    parser.add_argument(
+        "--thorough", action=Old, dest="thorough", sets=True, now="--effort thorough", replaced_by="effort"
+    )
     parser.set_defaults(probes=None, thorough=None)
 
 
 def effort_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `Options` that `--effort` sets, or else the options that it replaces.
-
-    Raises UsageError if both are given.
-    """
+    """Return the fields of `Options` that `--effort` sets, or else the options that it replaces."""
     chosen = dict(EFFORTS[args.effort or "full"])
-    old = {name: value for name in chosen if (value := getattr(args, name)) is not None}
-    if old and args.effort is not None:
-        raise UsageError(f"--effort replaces {' and '.join(f'--{name}' for name in old)}: give one of them", "usage")
-    return chosen | old
+    return chosen | {name: value for name in chosen if (value := getattr(args, name)) is not None}
 
 
 def kernel_options(args: argparse.Namespace) -> dict[str, Any]:

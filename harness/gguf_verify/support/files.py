@@ -122,7 +122,12 @@ def _write_in_place(path: Path, content: bytes) -> None:
     if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     # O_NONBLOCK: opening a pipe that nobody reads would block, and so would writing to a full one
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "nobody reads it", str(path)) from None
     try:
         ready = select.poll()
         ready.register(descriptor, select.POLLOUT)
