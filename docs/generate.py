@@ -105,10 +105,11 @@ def _command(parser: argparse.ArgumentParser, level: int, summary: str = "") -> 
 #: The section on settings.
 SETTINGS = """\
 ## Settings of a project
-`gguf-verify.toml`, or the table `[tool.gguf-verify]` of `pyproject.toml`, changes defaults for every command, for the
-pytest plug-in and for the cells of a night (in the folder of its configuration). The file of the current folder is
-read, or else that of the nearest parent that has settings. Options of the command line take precedence. One line on
-standard error, or in pytest's head, says what was read. A wrong key or value is exit code 2.
+`gguf-verify.toml`, or the table `[tool.gguf-verify]` of `pyproject.toml`, changes defaults for every command that runs
+something, for the pytest plug-in and for the cells of a night (in the folder of its configuration). The file of the
+current folder is read, or else that of the nearest parent that has settings. Options of the command line take
+precedence. One line on standard error, or in pytest's head, says what was read. A wrong key or value, or a file that
+cannot be read, is exit code 2.
 
 ```toml
 sandbox = "bubblewrap"       # require the boundary; the only other value is "auto"

@@ -140,8 +140,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """The settings, and advice on an option of the previous release."""
     settings = _settings(config)
     said = [] if settings is None else [f"gguf-verify: {settings.words}"]
-    old = config.getoption("--gguf-probes") is not None
-    return [*said, *(["gguf-verify: --gguf-probes is now --gguf-effort"] if old else [])]
+    old = config.getoption("--gguf-probes")
+    now = f"gguf-verify: --gguf-probes={old} is now --gguf-effort={'quick' if old == 'brief' else old}"
+    return [*said, *([] if old is None else [now])]
 
 
 # ---- xdist -----------------------------------------------------------------------------------------------------------

@@ -115,7 +115,8 @@ MOST_JOBS = 256
 
 
 def add_jobs(parser: Parser) -> None:
-    """Add `--jobs`, for commands that judge in several processes of this machine."""
+    """Add `--jobs`, for commands that judge in several processes of this machine: instead of `ray` of the settings."""
+    parser.set_defaults(jobs_replace_ray=True)
     parser.group(WHERE).add_argument(
         "-j",
         "--jobs",
@@ -260,8 +261,16 @@ class _OldReport(Old):
     """`--json FILE` and the like, which `-o` replaces: adds (writer, path) to the files of `-o`."""
 
     def __init__(self, *args: Any, writer: Writer, **kwargs: Any) -> None:
-        super().__init__(*args, now=f"-o {writer.file}", **kwargs)
+        super().__init__(*args, now="-o", **kwargs)
         self._writer = writer
+
+    def now(self, values: Any) -> str:
+        """Return `-o` and the file, by a name that selects this format."""
+        kinds = {type(kind): None for kind in self._writer.renders}
+        fits = all(writer_of(values.name, every_writer(of)) is self._writer for of in kinds)
+        special = values.exists() and not values.is_file()  # such as /dev/stdout
+        other = Path(self._writer.file) if special else values.with_name(self._writer.file)
+        return f"-o {quoted(str(values if fits else other))}"
 
     def value(self, namespace: Any, values: Any) -> Any:
         """Add the file, and remember its format, which its name need not tell."""

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from ..support.command_line import quoted
 from ..support.errors import UsageError, say
 from ..support.near import nearest, spelled_as
 from ..support.output import write, write_lines
@@ -38,19 +39,34 @@ class Old(argparse.Action):
     """An option of the previous release: accepted with a line of advice, and in no help text.
 
     Args:
-        now: its new spelling.
+        now: its new spelling; value → spelling if that depends on the value.
         sets: the value that the flag stands for; None if it takes a value.
+        replaced_by: the destination of a new option that cannot be given too; "" if it can.
     """
 
-    def __init__(self, option_strings: Any, dest: str, *, now: str, sets: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        option_strings: Any,
+        dest: str,
+        *,
+        now: str | Mapping[str, str],
+        sets: Any = None,
+        replaced_by: str = "",
+        **kwargs: Any,
+    ) -> None:
         kwargs |= {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "nargs": None if sets is None else 0}
         super().__init__(option_strings, dest, **kwargs)
-        self.now, self._sets = now, sets
+        self._now, self._sets, self.replaced_by = now, sets, replaced_by
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Set the value, and note the advice."""
         setattr(namespace, self.dest, self.value(namespace, values))
-        namespace.advice = {**getattr(namespace, "advice", {}), option_string: self.now}
+        old = str(option_string) if self.nargs == 0 else f"{option_string} {quoted(str(values))}"
+        namespace.advice = {**getattr(namespace, "advice", {}), old: self.now(values)}
+
+    def now(self, values: Any) -> str:
+        """Return the new spelling of the option with its value."""
+        return self._now if isinstance(self._now, str) else self._now[values]
 
     def value(self, namespace: Any, values: Any) -> Any:
         """Return the value to set."""
@@ -103,17 +119,30 @@ class Parser(argparse.ArgumentParser):
 
         Raises UsageError.
         """
-        settings = self._take_settings()
+        try:
+            settings, wrong = self._take_settings(), None
+        except UsageError as error:  # raised below: -h, --help and -V work without settings
+            settings, wrong = None, error
         found, unknown = self.parse_known_args(args, namespace)
+        if wrong is not None:
+            raise wrong
         if unknown:
             first = str(unknown[0])
             near = nearest(first.partition("=")[0], self._known_options()) if first.startswith("-") else ""
             flags = "unknown option" if first.startswith("-") else "unexpected argument"
             raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
+        if isinstance(ray := getattr(found, "ray", None), _Setting):
+            replaced = getattr(found, "jobs_replace_ray", False) and found.jobs is not None
+            found.ray = None if replaced else str(ray)
+        for action in actions_of(self):
+            if isinstance(action, Old) and action.replaced_by and getattr(found, action.dest, None) is not None:
+                new, old = action.replaced_by, action.option_strings[0]
+                if getattr(found, new) is not None:
+                    raise UsageError(f"--{new} replaces {old}: give one of them", "usage")
         take_files(found, self)
         advice = getattr(found, "advice", {})
         if advice:
-            now = ", ".join(f"{old} is now {new}" for old, new in advice.items())
+            now = ", ".join(f"{printable(old, 200)} is now {printable(new, 200)}" for old, new in advice.items())
             say(f"{now}; this release still accepts the old spelling")
         if settings is not None:
             say(settings.words)
@@ -131,7 +160,8 @@ class Parser(argparse.ArgumentParser):
         values: Mapping[str, Any] = {} if settings is None else settings.values
         for action in actions:
             if action.dest in values and not isinstance(action, Old):
-                action.default = values[action.dest]
+                value = values[action.dest]
+                action.default = _Setting(value) if action.dest == "ray" else value
         return settings
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -190,6 +220,10 @@ class Parser(argparse.ArgumentParser):
             lines += ["", f"{title}:", *(line for action in actions for line in _short_lines(action))]
         lines += [] if self._short_epilog is None else ["", *self._short_epilog().splitlines()]
         return "\n".join([*lines, "", f"All options: {self.prog} --help", ""])
+
+
+class _Setting(str):
+    """The value of --ray from the settings' file, which is told from the same value on the command line."""
 
 
 class _ShowHelp(argparse._HelpAction):

@@ -132,8 +132,16 @@ def build_parser() -> Parser:
     )
     add_common(parser)
     add_identify(parser, "gguf-verify identify KERNEL MODEL.gguf")
-    parser.add_argument("--source", action=Old, type=Path, dest="source", now="the command cost")
-    parser.add_argument("--source-text", action=Old, type=Path, dest="source_text", now="cost --text")
+    parser.add_argument(
+        "--source", action=Old, type=Path, dest="source", now="`gguf-verify cost MODEL.gguf --source FILE`"
+    )
+    parser.add_argument(
+        "--source-text",
+        action=Old,
+        type=Path,
+        dest="source_text",
+        now="`gguf-verify cost MODEL.gguf --source SOURCE --text FILE`",
+    )
     parser.set_defaults(source=None, source_text=None)
     return parser
 
@@ -186,8 +194,7 @@ def add_kernel_options(parser: Parser) -> None:
         choices=("auto", "cpu", "gpu"),
         default="auto",
         help="where reference results are computed; cpu: by NumPy, and sums in a declared order by compiled code; gpu: "
-        "by CuPy; of compiled code and of CuPy NumPy checks a sample; auto: "
-        "on the GPU if the kernel runs there (default: %(default)s)",
+        "by CuPy; NumPy checks a sample of both; auto: on the GPU if the kernel runs there (default: %(default)s)",
     )
     add_ray(parser, "judge tensors and GEMMs")
     add_jobs(parser)
@@ -295,7 +302,7 @@ def add_thoroughness(parser: Parser) -> None:
 def without_thoroughness(parser: Parser) -> None:
     """Set the defaults of those options, for a command that has none of them."""
     parser.set_defaults(
-        effort="full", probes=None, thorough=None, budget=None, exitfirst=False, sanitize=False, order="declared",
+        effort=None, probes=None, thorough=None, budget=None, exitfirst=False, sanitize=False, order="declared",
         require_coverage=False, only_call="",
     )  # fmt: skip
 
@@ -315,21 +322,23 @@ def add_effort(parser: Parser) -> None:
         parser.group(HOW).add_argument(
             "--effort",
             choices=tuple(EFFORTS),
-            default="full",
             metavar="LEVEL",
             help="quick, full (the default) or thorough; quick skips most of the further shapes and values, other "
             "schedules, repeated calls and the checked build, and the verdict says so; full tries all of them, and "
             "judges a sample of large matrices; thorough judges every element",
         )
     )
-    parser.add_argument("--probes", action=Old, dest="probes", choices=("full", "brief"), now="--effort")
-    parser.add_argument("--thorough", action=Old, dest="thorough", sets=True, now="--effort thorough")
+    now = {"full": "--effort full", "brief": "--effort quick"}
+    parser.add_argument("--probes", action=Old, dest="probes", choices=tuple(now), now=now, replaced_by="effort")
+    parser.add_argument(
+        "--thorough", action=Old, dest="thorough", sets=True, now="--effort thorough", replaced_by="effort"
+    )
     parser.set_defaults(probes=None, thorough=None)
 
 
 def effort_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of `Options` that `--effort` sets, or else the options that it replaces."""
-    chosen = dict(EFFORTS[args.effort])
+    chosen = dict(EFFORTS[args.effort or "full"])
     return chosen | {name: value for name in chosen if (value := getattr(args, name)) is not None}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 from .errors import UsageError
 from .text import printable
 
+#: Most seconds that the reader of a pipe may take to read more of an output.
+_PIPE_LIMIT = 30.0
 #: (device, inode) of each file that was read → its path; None while no command runs.
 _inputs: dict[tuple[int, int], str] | None = None
 
@@ -97,12 +100,12 @@ def expect_no_input(path: Path) -> None:
 def write_output(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: write a new file of a random name, then rename it to the path.
 
-    A device or a pipe is written in place. A symbolic link of this user is followed. Raises OSError.
+    A character device or a pipe is written in place; nothing else that is no regular file is written, nor is a pipe
+    that nobody reads. A symbolic link of this user is followed. Raises OSError.
     """
     expect_no_input(path)
     if path.exists() and not path.is_file():
-        with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb") as file:
-            file.write(content)
+        _write_in_place(path, content)
         return
     if path.is_symlink():
         if path.lstat().st_uid not in (os.geteuid(), 0):
@@ -111,6 +114,31 @@ def write_output(path: Path, content: bytes) -> None:
     with replaced(path, f".{path.name[:64]}.") as file:
         file.write(content)
         os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+
+
+def _write_in_place(path: Path, content: bytes) -> None:
+    """Write to a character device or a pipe, and wait for a reader no longer than `_PIPE_LIMIT`. Raises OSError."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # O_NONBLOCK: opening a pipe that nobody reads would block, and so would writing to a full one
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "nobody reads it", str(path)) from None
+    try:
+        ready = select.poll()
+        ready.register(descriptor, select.POLLOUT)
+        left = memoryview(content)
+        while left:
+            if not ready.poll(_PIPE_LIMIT * 1000):
+                raise OSError(errno.ETIMEDOUT, f"nobody read it for {_PIPE_LIMIT:g} s", str(path))
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

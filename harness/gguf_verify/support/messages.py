@@ -52,8 +52,9 @@ MESSAGES: dict[str, Message] = {
         ),
         Message(
             "settings",
-            "A gguf-verify.toml, or the table [tool.gguf-verify] of a pyproject.toml, has a wrong key or value.",
-            "The file of the current folder, or of its nearest parent that has one, changes defaults of every command.",
+            "A gguf-verify.toml or pyproject.toml cannot be read, or its settings have a wrong key or value.",
+            "The file of the current folder, or of its nearest parent that has one, changes defaults of every command "
+            "that runs something.",
             "Correct it, remove it, or work in another folder; `docs/command-line.md` lists the keys.",
         ),
         Message(

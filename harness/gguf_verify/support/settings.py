@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +17,17 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .errors import UsageError, say
-from .files import read_input
+from .files import open_regular
 from .text import printable
-from .toml import Mistake, read_toml, typed
+from .toml import Mistake, parsed, typed
 
 #: File with nothing but settings, and file with a table of them.
 FILE, PROJECT = "gguf-verify.toml", "pyproject.toml"
 TABLE = "gguf-verify"
 _SANDBOXES = ("auto", "bubblewrap")
 _MOST_BYTES = 1 << 20
+#: Most characters of a value that are printed.
+_MOST_SHOWN = 120
 _Seconds = Annotated[float, Meta(ge=0.001, le=10**6)]
 
 
@@ -49,10 +51,12 @@ class Settings:
         path: the file.
         values: field → value, for those that the file sets. The fields are named as the parsed arguments of the
             commands, and, but for `ray`, as those of `Options`.
+        foreign: another user owns the file or may write it, so it sets nothing but a stricter sandbox.
     """
 
     path: Path
     values: dict[str, Any]
+    foreign: bool = False
 
     @staticmethod
     def names() -> frozenset[str]:
@@ -71,9 +75,9 @@ class Settings:
 
     @property
     def words(self) -> str:
-        """All of it in one line."""
-        said = "; ".join(f"{key} {value}" for key, value in self._said().values())
-        return f"settings of {printable(str(self.path), 200)}: {printable(said, 400)}"
+        """Every key in one line; a long value is cut."""
+        said = "; ".join(f"{key} {printable(value, _MOST_SHOWN)}" for key, value in self._said().values())
+        return f"settings of {printable(str(self.path), 200)}: {said}"
 
     def _said(self) -> dict[str, tuple[str, str]]:
         """Field → key and value, as text."""
@@ -87,52 +91,65 @@ def read_settings(folder: Path | None = None) -> Settings | None:
     Args:
         folder: the folder to begin with; None for the current one.
 
-    Raises UsageError if a file is no valid TOML, or if a key or value is wrong.
+    A file that another user owns or may write can only require bubblewrap, also for settings of a folder above it.
+
+    Raises UsageError if a file cannot be read, is not a regular file or no valid TOML, or if a key or value is wrong.
     """
     start = Path.cwd() if folder is None else folder.absolute()
+    required: Settings | None = None
     for here in (start, *start.parents):
         for name in (FILE, PROJECT):
             found = _in_file(here / name)
-            if found is not None:
-                return found
-    return None
+            if found is None:
+                continue
+            if not found.foreign:
+                return found if required is None else replace(found, values=found.values | required.values)
+            required = required or found
+    return required
 
 
 def _in_file(path: Path) -> Settings | None:
-    """The settings of one file; None if it is absent, has none, or is not this user's own."""
+    """The settings of one file; None if it is absent, has none, or is ignored."""
+    shown = printable(str(path), 200)
     try:
-        info = path.stat()
-    except OSError:
+        link = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if not stat.S_ISREG(info.st_mode):
-        return None
-    foreign = info.st_uid not in (os.geteuid(), 0) or bool(info.st_mode & stat.S_IWOTH)
-    if path.name == PROJECT and not _mentions(path):
+    except OSError as error:
+        raise UsageError(f"cannot read the settings {shown}: {error.strerror}", "settings") from None
+    content, info = _read(path, shown)
+    if path.name == PROJECT and TABLE.encode() not in content:
         return None  # another project's file, in which an error is no concern of ours
-    if foreign:
-        why = "others may write it" if info.st_mode & stat.S_IWOTH else "it belongs to another user"
-        say(f"{printable(str(path), 200)} is ignored: {why}")
-        return None
-    table = read_toml(path, "settings")
+    table = parsed(content, shown, "settings")
     place = ""
     if path.name == PROJECT:
         place, tools = f"tool.{TABLE}", table.get("tool", {})
         if not isinstance(tools, dict) or TABLE not in tools:
             return None
         table = tools[TABLE]
+    if info.st_mode & stat.S_IWOTH or {info.st_uid, link.st_uid} - {os.geteuid(), 0}:
+        why = "others may write it" if info.st_mode & stat.S_IWOTH else "it belongs to another user"
+        tightens = isinstance(table, dict) and table.get("sandbox") == "bubblewrap"
+        say(f"{shown} is ignored{', except for sandbox bubblewrap' if tightens else ''}: {why}")
+        return Settings(path.absolute(), {"sandbox": "bubblewrap"}, foreign=True) if tightens else None
     try:
         values = _checked(typed(table, _Keys, place), place, path.absolute().parent)
     except Mistake as error:
         key, what = error.args
-        raise UsageError(f"{printable(str(path), 200)}: {printable(str(key), 100)}: {what}", "settings") from None
+        raise UsageError(f"{shown}: {printable(str(key), 100)}: {what}", "settings") from None
     return Settings(path.absolute(), values) if values else None
 
 
-def _mentions(path: Path) -> bool:
+def _read(path: Path, shown: str) -> tuple[bytes, os.stat_result]:
+    """The content of a file that exists, and its status. Raises UsageError."""
     try:
-        return TABLE.encode() in read_input(path, "settings", _MOST_BYTES)
-    except UsageError:
-        return False
+        with open_regular(path) as file:
+            content, info = file.read(_MOST_BYTES + 1), os.fstat(file.fileno())
+    except OSError as error:
+        raise UsageError(f"cannot read the settings {shown}: {error.strerror}", "settings") from None
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"{shown}: the file has more than {_MOST_BYTES:,} bytes", "settings")
+    return content, info
 
 
 def _checked(keys: _Keys, place: str, folder: Path) -> dict[str, Any]:

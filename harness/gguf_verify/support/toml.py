@@ -26,14 +26,15 @@ class Mistake(Exception):
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Return the file's table. Raises UsageError: one line with the file, `what` it should be, and the error."""
-    raw = read_input(path, what, _MOST_BYTES)
+    return parsed(read_input(path, what, _MOST_BYTES), printable(path.name or str(path)))
+
+
+def parsed(content: bytes, shown: str, id: str = "") -> dict[str, Any]:
+    """Return the table of a file's content. Raises UsageError, with this id: one line with `shown`, the file's name."""
     try:
-        return tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        shown = printable(path.name or str(path))
-        raise UsageError(f"{shown}: not valid TOML: {printable(str(error), 200)}") from None
-    except ValueError as error:  # a number with too many digits
-        raise UsageError(f"cannot read the {what} {path.name}: {printable(str(error), 200)}") from None
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number with too many digits
+        raise UsageError(f"{shown}: not valid TOML: {printable(str(error), 200)}", id) from None
 
 
 def typed(value: Any, kind: Any, place: str) -> Any:

@@ -166,6 +166,21 @@ def test_what_was_read_is_not_written(tmp_path: Path) -> None:
     assert path.read_bytes() == b"ours"
 
 
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "r.json"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="nobody reads it"):
+        write_output(pipe, b"ours")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_output(pipe, b"ours")
+    assert os.read(reader, 100) == b"ours"
+    monkeypatch.setattr("gguf_verify.support.files._PIPE_LIMIT", 0.1)
+    with pytest.raises(OSError, match="nobody read it"):
+        write_output(pipe, b"x" * 10_000_000)
+    os.close(reader)
+    write_output(Path("/dev/null"), b"ours")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of other users")
 def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
     victim, link = tmp_path / "victim", tmp_path / "r.json"

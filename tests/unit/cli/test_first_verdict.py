@@ -44,6 +44,10 @@ def test_the_only_function_needs_no_name(write) -> None:
     assert named(python, Further()).symbol == "gemm"
     helper = "def helper(): ...\n@kernel(formats=['Q4_0'], semantics='q8_1')\ndef product(w, x, s): ...\n"
     assert named(write("two.py", helper), Further()).symbol == "product", "the only one with a declaration"
+    cached = helper.replace("def helper", "@functools.cache\ndef helper").replace("@kernel", "@gguf_verify.kernel")
+    assert named(write("three.py", cached), Further()).symbol == "product"
+    disabled = f"#if 0\n#ifdef X\n{ONE.replace('gemm', 'old')}\n#else\n#endif\n#else\n{ONE}\n#endif\n"
+    assert named(write("two.cu", disabled), Further()).symbol == "gemm"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,10 @@ def test_the_only_function_needs_no_name(write) -> None:
         ),
         ("k.cu", "void f() {}", r"it has no __global__ function.*k\.cu:NAME"),
         ("k.py", "def a(): ...\ndef b(): ...", r"name one: k\.py:a, k\.py:b"),
-        ("k.py", "this is no Python", "it has no function"),
+        ("k.py", "@a\ndef a(): ...\n@b\ndef b(): ...", r"name one: k\.py:a, k\.py:b"),
+        ("k.py", "x = 1\nthis is no Python", r"/k\.py:2: SyntaxError: invalid syntax$"),
+        ("k.py", "x = 1", r"it has no function; one that it imports is named by k\.py:NAME$"),
+        ("k.cu", "#if 0\n__global__ void a(int x) {}\n#endif", "it has no __global__ function"),
     ],
 )
 def test_several_or_no_functions_are_named(write, name: str, text: str, said: str) -> None:

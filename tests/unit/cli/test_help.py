@@ -98,11 +98,16 @@ def test_names_in_any_case() -> None:
     ("words", "now"),
     [
         (["--thorough"], "--thorough is now --effort thorough; this release"),
-        (["--probes", "brief"], "--probes is now --effort; this release"),
-        (["--json", "{}/a.json"], "--json is now -o report.json; this release"),
-        (["--heat-map", "{}/a.svg"], "--heat-map is now -o heat-map.svg; this release"),
+        (["--probes", "brief"], "--probes brief is now --effort quick; this release"),
+        (["--probes", "full"], "--probes full is now --effort full; this release"),
+        (["--json", "{}/a.json"], "/a.json is now -o {}/a.json; this release"),
+        (["--json", "/dev/null"], "--json /dev/null is now -o report.json; this release"),
+        (["--heat-map", "{}/a.svg"], "/a.svg is now -o {}/heat-map.svg; this release"),
         (["--identify"], "`gguf-verify identify KERNEL MODEL.gguf`; this release"),
-        (["--source", "f16.gguf"], "--source is now the command cost; this release"),
+        (
+            ["--source", "f16.gguf"],
+            "--source f16.gguf is now `gguf-verify cost MODEL.gguf --source FILE`; this release",
+        ),
     ],
 )
 def test_old_spellings_are_accepted_with_one_line_of_advice(
@@ -110,19 +115,25 @@ def test_old_spellings_are_accepted_with_one_line_of_advice(
 ) -> None:
     build_parser().parse_args(["m.gguf", *(word.format(tmp_path) for word in words)])
     said = capsys.readouterr().err
-    assert now in said
+    assert now.format(tmp_path) in said
     assert len(said.splitlines()) == 1
     build_parser().parse_args(["m.gguf"])
     assert capsys.readouterr().err == ""
 
 
-def test_old_and_new_spellings_of_effort_mean_the_same() -> None:
+def test_old_and_new_spellings_of_effort_mean_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     def chosen(*words: str) -> dict[str, object]:
         return effort_of(build_parser().parse_args(["m.gguf", *words]))
 
     assert chosen("--probes", "brief") == chosen("--effort", "quick") == {"probes": "brief", "thorough": False}
     assert chosen("--thorough") == chosen("--effort", "thorough") == {"probes": "full", "thorough": True}
     assert chosen("--probes", "brief", "--thorough") == {"probes": "brief", "thorough": True}
+    capsys.readouterr()
+    for old in (["--probes", "full"], ["--probes", "brief"], ["--thorough"]):
+        for level in ("quick", "full", "thorough"):
+            with pytest.raises(UsageError, match=f"--effort replaces {old[0]}: give one of them"):
+                chosen(*old, "--effort", level)
+    assert capsys.readouterr().err == ""
     assert chosen() == chosen("--effort", "full") == {"probes": "full", "thorough": False}
 
 

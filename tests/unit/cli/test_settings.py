@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_verify.cli.command import commands
 from gguf_verify.cli.common import add_common
 from gguf_verify.cli.parser import Parser
 from gguf_verify.cli.verify import build_parser
@@ -125,12 +126,67 @@ def test_a_file_that_others_may_write_is_ignored(folder: Path, capsys: pytest.Ca
         assert "is ignored: it belongs to another user" in capsys.readouterr().err
 
 
-def test_what_is_no_file_of_settings_is_passed_over(folder: Path) -> None:
-    os.mkfifo(folder / "gguf-verify.toml")
+def test_a_stricter_sandbox_is_honoured_in_any_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inside = folder / "a"
+    inside.mkdir()
+    (inside / "gguf-verify.toml").write_text('kernel-memory = 1\nsandbox = "bubblewrap"\n')
+    (inside / "gguf-verify.toml").chmod(0o666)
+    found = read_settings(inside)
+    assert found is not None
+    assert found.values == {"sandbox": "bubblewrap"}
+    assert "is ignored, except for sandbox bubblewrap: others may write it" in capsys.readouterr().err
+    (folder / "gguf-verify.toml").write_text('sandbox = "auto"\nkernel-memory = 2\n')
+    found = read_settings(inside)
+    assert found is not None
+    assert found.values == {"sandbox": "bubblewrap", "kernel_memory": 2}
+
+
+@pytest.mark.parametrize("name", ["gguf-verify.toml", "pyproject.toml"])
+def test_settings_that_cannot_be_read_are_an_error(folder: Path, name: str) -> None:
+    path, large = folder / name, folder / "large"
+    large.write_text("#" * 3_000_000)
+    makers = (
+        os.mkfifo, os.mkdir, lambda p: p.symlink_to("nowhere"), lambda p: p.symlink_to(p), large.rename,
+        lambda p: p.symlink_to("/dev/zero"),
+    )  # fmt: skip
+    for make in makers:
+        make(path)
+        with pytest.raises(UsageError) as caught:
+            read_settings(folder)
+        assert (str(path) in str(caught.value), caught.value.id) == (True, "settings")
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert read_settings(folder) is None
+
+
+def test_an_error_in_the_file_of_another_project_is_no_concern(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("this is [ no TOML")
     assert read_settings(folder) is None
-    (folder / "pyproject.toml").write_text("#" * 3_000_000)
-    assert read_settings(folder) is None
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help", "-V"])
+def test_help_needs_no_settings(folder: Path, flag: str) -> None:
+    (folder / "gguf-verify.toml").write_text("x = [")
+    with pytest.raises(SystemExit) as caught:
+        parsed(flag)
+    assert caught.value.code == 0
+    with pytest.raises(UsageError, match=f"{folder}/gguf-verify.toml: not valid TOML"):
+        parsed()
+
+
+def test_a_long_value_hides_no_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "gguf-verify.toml").write_text(f'import = ["{"a" * 5000}"]\nload = ["{"b" * 5000}"]\nray = "local"\n')
+    parsed()
+    said = capsys.readouterr().err
+    assert "ray local; import aaa" in said
+    assert "; load /" in said
+    assert len(said) < 1000
+
+
+def test_jobs_of_the_command_line_replace_ray_of_the_file(folder: Path) -> None:
+    (folder / "gguf-verify.toml").write_text('ray = "local"\n')
+    assert (parsed("-j", "2")["ray"], type(parsed()["ray"])) == (None, str)
+    assert parsed("-j", "2", "--ray", "local")["ray"] == "local", "which is an error later"
+    assert commands()["nightly"].parser().parse_args(["run", "n.toml", "-j", "2"]).ray == "local"
 
 
 def test_commands_that_run_nothing_read_no_settings(folder: Path) -> None:

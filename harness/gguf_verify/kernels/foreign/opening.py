@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -103,23 +104,39 @@ def _only_function(kernel: str) -> str:
     shown = printable(path.name, 100)
     if not path.is_file():
         raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
-    names = list(kernels_in(read_text(path))) if path.suffix == ".cu" else _functions_of(read_text(path))
+    names = list(kernels_in(read_text(path))) if path.suffix == ".cu" else _functions_of(path)
     if len(names) == 1:
         return names[0]
     if not names:
-        what = "__global__ function" if path.suffix == ".cu" else "function"
-        raise UsageError(f"kernel {shown}: it has no {what}; if a macro makes one, name it: {shown}:NAME")
+        if path.suffix == ".py":
+            raise UsageError(f"kernel {shown}: it has no function; one that it imports is named by {shown}:NAME")
+        raise UsageError(f"kernel {shown}: it has no __global__ function; if a macro makes one, name it: {shown}:NAME")
     listed = ", ".join(f"{shown}:{printable(name, 60)}" for name in names[:8])
     raise UsageError(f"kernel {shown}: it has {len(names)} functions; name one: {listed}")
 
 
-def _functions_of(text: str) -> list[str]:
-    """Return the functions of a Python source that a decorator declares; all of its functions if there is none."""
+def _functions_of(path: Path) -> list[str]:
+    """Return the functions of a Python source that `@kernel` declares; all of its functions if there is none.
+
+    Raises UsageError if it is no Python.
+    """
+    shown = printable(str(path), 200)
     try:
-        found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return [node.name for node in found if node.decorator_list] or [node.name for node in found]
+        with warnings.catch_warnings(action="ignore"):
+            body = ast.parse(read_text(path)).body
+    except SyntaxError as error:
+        line = f":{error.lineno}" if error.lineno else ""
+        raise UsageError(f"{shown}{line}: {type(error).__name__}: {printable(error.msg, 200)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{shown}: no valid Python: {type(error).__name__}: {printable(str(error), 200)}") from None
+    found = [node for node in body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in found if any(map(_is_kernel, node.decorator_list))] or [node.name for node in found]
+
+
+def _is_kernel(decorator: ast.expr) -> bool:
+    """Whether a decorator is `kernel` or `….kernel`, called or not."""
+    made = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return (made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")) == "kernel"
 
 
 def _of_declaration(path: Path) -> Named:

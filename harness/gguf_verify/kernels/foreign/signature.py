@@ -17,6 +17,7 @@ from ...formats.block import BlockFormat
 from ...formats.tensor_types import FORMATS
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_CONDITION = re.compile(r"[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
 _KERNEL = re.compile(
     r"[^;{}()]{0,200}?(?:__launch_bounds__\s{0,9}\([^)]{0,200}\)[^;{}()]{0,200}?)?(?<![\w#])(\w{1,300})\s{0,9}"
     r"\(([^;{}]{0,4000}?)\)\s{0,99}\{",
@@ -79,8 +80,8 @@ class Parameter(NamedTuple):
 
 
 def kernels_in(text: str) -> dict[str, tuple[Parameter, ...]]:
-    """Return name → parameters of the `__global__` functions in a text."""
-    found, text = {}, _COMMENT.sub(" ", text)
+    """Return name → parameters of the `__global__` functions in a text, but not of those under `#if 0`."""
+    found, text = {}, _compiled(_COMMENT.sub(" ", text))
     for at in itertools.islice(re.finditer(r"\b__global__\b", text), _MOST_KERNELS):
         written = _KERNEL.match(text, at.end())
         if written is None:
@@ -89,6 +90,24 @@ def kernels_in(text: str) -> dict[str, tuple[Parameter, ...]]:
         parts = [part.strip() for part in parameters.split(",")] if parameters.strip() else []
         found[name] = tuple(_parameter(part) for part in parts)
     return found
+
+
+def _compiled(text: str) -> str:
+    """The lines of a text without comments that no `#if 0` excludes. Other conditions are not evaluated."""
+    kept: list[str] = []
+    conditions: list[bool] = []  # of each that is open: whether `#if 0` excludes its current part
+    for line in text.splitlines(keepends=True):
+        if True not in conditions:
+            kept.append(line)
+        found = _CONDITION.match(line)
+        if found is None:
+            continue
+        word, condition = found.groups()
+        if not word.startswith("if") and conditions:
+            conditions.pop()
+        if word != "endif":
+            conditions.append(word in ("if", "elif") and condition.strip() == "0")
+    return "".join(kept)
 
 
 def _parameter(text: str) -> Parameter:

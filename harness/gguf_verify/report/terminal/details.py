@@ -107,7 +107,7 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _whole(e: TypeEnvelope) -> str:
-    plan = f"{counted(e.calls, 'calls')} of plan {e.plan}{', brief' if e.probes == 'brief' else ''}"
+    plan = f"{counted(e.calls, 'calls')} of plan {e.plan}{', quick' if e.probes == 'brief' else ''}"
     domain = f"; declared domain: {e.domain}" if e.domain else ""
     beside = "" if e.under_test else "; of a kernel beside the one under test"
     sizes = "; ".join(f"{n} {numbers or 'none'}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))

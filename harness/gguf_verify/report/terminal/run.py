@@ -282,7 +282,7 @@ def _envelope(report: Report) -> Iterator[_Fact]:
     if found:
         calls, brief = sum(e.calls for e in found), any(e.probes == "brief" for e in found)
         values = list(dict.fromkeys(value for e in found for value in e.values))
-        plan = f"{counted(calls, 'calls')} of plan {found[0].plan}{', brief' if brief else ''}"
+        plan = f"{counted(calls, 'calls')} of plan {found[0].plan}{', quick' if brief else ''}"
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
         yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more, spare=1)
     if large := [words for e in found for words in e.indices]:
