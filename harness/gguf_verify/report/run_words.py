@@ -14,7 +14,7 @@ from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
 from ..support.errors import Culprit
-from ..support.text import counted, printable
+from ..support.text import counted, printable, visible
 from .shades import rank
 
 
@@ -99,6 +99,8 @@ class Cause(NamedTuple):
 
 #: Fixes that a line has room for.
 _MOST_FIXES = 2
+#: Characters of an exception's message in a line.
+_MOST_MESSAGE = 120
 
 
 def cause(report: Report) -> Cause:
@@ -110,7 +112,7 @@ def cause(report: Report) -> Cause:
         culprit: Culprit = failure.culprit if failure is not None else next(iter(report.culprits), "kernel")
         if failure is None or not failure.cause:
             return Cause(f"{CULPRITS[culprit]} is at fault", "", first, culprit)
-        return Cause(printable(failure.cause, 300), "", "", culprit)
+        return Cause(_raised(failure), "", "", culprit)
     if found.definitions:  # the first line holds the advice
         return Cause(printable(found.lines[0] if found.lines else found.verdict, 600), "", "", found.culprit)
     if found.faults:
@@ -121,6 +123,18 @@ def cause(report: Report) -> Cause:
     if found.verdict == "unknown":
         words = "cause unknown"
     return Cause(words or found.verdict, fix, first, found.culprit)
+
+
+def _raised(failure: Failure) -> str:
+    """The cause of a failure; of an exception with its message, which differs between calls and is no part of it."""
+    name, _, place = failure.cause.partition(" ")
+    _, found, message = failure.what.partition(f" raised {name}: ")
+    own = [frame for frame in failure.trace if frame.own]
+    if found and own:
+        message = message.removesuffix(f"; at {own[-1].place}: {own[-1].code}")
+    elif not found or not place.startswith("of "):
+        return visible(failure.cause, 300)
+    return visible(f"{name}: {visible(message, _MOST_MESSAGE)}, {place}", 300)
 
 
 def extent(report: Report) -> str:
