@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..checks import BYTES
-from ..results.costs import TextCost
+from ..results.costs import QuantizationCosts, TextCost
 from ..results.failures import CULPRITS, Failure, Unverified
 from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
@@ -22,6 +23,26 @@ def headline(report: Report) -> str:
     """The verdict as a report begins with it: "VERIFIED (quick)"."""
     words, scope = report.words, "" if report.exit_code else report.scope
     return words.removesuffix(scope).upper() + scope
+
+
+def of_costs(report: Report) -> bool:
+    """Whether the report is about the costs of a quantization, and only the file's bytes were verified beside."""
+    return report.costs is not None and [rung.name for rung in report.rungs] == [BYTES] and not report.not_climbed
+
+
+def measured(costs: QuantizationCosts) -> tuple[str, str]:
+    """The costs with a heading, as the last line of a report has them: only what was measured, and what was not."""
+    found = []
+    if costs.gemms:
+        mean = math.fsum(g.error for g in costs.gemms) / len(costs.gemms)
+        found.append(f"mean error {100 * mean:.3g} % of {counted(len(costs.gemms), 'products')}")
+    if costs.text is not None:
+        found.append(f"KL {costs.text.kl_mean:.3g} over {counted(costs.text.scored, 'predictions')}")
+    left = [f"{printable(name, 64)}: {printable(why, 200)}" for name, why in costs.left[:1]]
+    if not costs.gemms and not left:
+        left = ["matrix products"]
+    words = "; not measured: ".join([", ".join(found), *left] if found else left)
+    return "COST" if costs.gemms else "NOT EVERYTHING MEASURED" if found else "NOTHING MEASURED", words
 
 
 def drawn(data: DrawnData) -> str:

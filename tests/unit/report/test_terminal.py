@@ -19,6 +19,7 @@ from gguf_verify.cli.runs.live import Live
 from gguf_verify.kernels.foreign.conversation import _trace
 from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
+from gguf_verify.results.costs import GemmCost, QuantizationCosts, TextCost
 from gguf_verify.results.coverage import CodeCoverage, NeverRan
 from gguf_verify.results.diagnoses import FaultMatch
 from gguf_verify.results.failures import Failure, Unverified
@@ -357,6 +358,50 @@ def test_a_run_whose_budget_was_spent_is_no_pass() -> None:
     )
     made.rungs[1].fail(Failure("wrong", "blk.0.attn_q.weight"))
     assert (made.verdict, made.exit_code) == ("mismatch", 1)
+
+
+def test_a_run_that_verified_nothing_says_so() -> None:
+    report = recordings.out_of_time()
+    assert piped(report)[-1].startswith("NOT EVERYTHING VERIFIED in ")
+    for rung in report.rungs:
+        rung.checked.clear()
+    assert report.verdict == "not everything verified"
+    assert piped(report)[-1].startswith("NOTHING VERIFIED in ")
+
+
+def test_the_last_line_of_costs_is_about_what_was_measured() -> None:
+    report = passing()
+    del report.rungs[1:]
+    source = report.environment.file
+    gemms = tuple(
+        GemmCost(
+            tensor=f"blk.0.{kind}.weight", matrix=None, layer="blk.0", kind=kind, type="Q4_0", source_type="F16", m=1,
+            n=2, k=32, error=error,
+        )
+        for kind, error in (("attn_q", 0.02), ("attn_k", 0.06))
+    )  # fmt: skip
+    text = TextCost(
+        text="t", sha256="", tokens=9, chunk=9, chunks=1, scored=4, perplexity=2.0, source_perplexity=2.0,
+        kl_mean=0.01, kl_max=0.1, kl_percentiles={}, top1=1.0,
+    )  # fmt: skip
+    left = (("predictions of tokens", "llama.cpp died"),)
+    for costs, words in (
+        (QuantizationCosts(source=source, gemms=gemms, text=text),
+         "COST in 6.0 s: mean error 4 % of 2 products, KL 0.01 over 4 predictions"),
+        (QuantizationCosts(source=source, gemms=gemms, left=left),
+         "COST in 6.0 s: mean error 4 % of 2 products; not measured: predictions of tokens: llama.cpp died"),
+        (QuantizationCosts(source=source, text=text),
+         "NOT EVERYTHING MEASURED in 6.0 s: KL 0.01 over 4 predictions; not measured: matrix products"),
+        (QuantizationCosts(source=source, left=left),
+         "NOTHING MEASURED in 6.0 s: predictions of tokens: llama.cpp died"),
+    ):  # fmt: skip
+        report.costs = costs
+        lines = piped(report)
+        assert lines[-1] == words
+        assert not any(line.startswith(("kernel ", "skipped ")) for line in lines)
+        assert text_of(Kind.RUN, report, width=80, detail=-1) == f"{words}\n"
+    report.rungs[0].fail(Failure("wrong bytes"))
+    assert piped(report)[-1].startswith("MISMATCH: ")
 
 
 def test_a_run_whose_rungs_all_passed_and_that_was_ended_is_no_pass() -> None:
