@@ -307,7 +307,7 @@ _RULES = (
         "Convert the model again with the tokenizer that belongs to it.",
     ),
     Rule(
-        91, "key-not-finite", "error", "nothing computed with such a number means anything",
+        91, "key-not-finite", "error", "no result that is computed with such a number can be right",
         "A converter divided by zero or read the configuration wrongly, or the file is damaged.",
         "Correct the key by the model's own configuration, or convert the model again.",
     ),
