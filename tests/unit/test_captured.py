@@ -11,9 +11,11 @@ import pytest
 
 from gguf_verify.captured import Judged, judge_captured, judge_case
 from gguf_verify.gguf.model import open_model
+from gguf_verify.report.writer import Kind
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import MalformedFile, NothingToVerify, UsageError
+from tests.support.shown import last_line, text_of
 from tests.support.tools import FIXTURES, assert_one_line, command_here
 
 MODEL, TENSOR, M, N, K = FIXTURES / "tiny-Q4_0.gguf", "blk.0.attn_q.weight", 5, 256, 256
@@ -122,6 +124,18 @@ def test_outputs_that_were_rounded_to_halves(case: Case) -> None:
     at, away = int(np.abs(y).argmax()), np.float16(np.inf)
     y.flat[at] = np.nextafter(np.nextafter(y.flat[at], away), away)  # two units in the last place
     assert judge_captured(MODEL, TENSOR, case.x, y, threads=1).wrong == 1
+
+
+@pytest.mark.parametrize(("value", "said"), [(0, "y is all zeros"), (np.nan, "no value of y is finite")])
+def test_outputs_that_hold_nothing_are_called_so(case: Case, value: float, said: str) -> None:
+    judged = judge_captured(MODEL, TENSOR, case.x, np.full((M, N), value, np.float32), "q8_1", threads=1)
+    assert (judged.exit_code, judged.wrong, judged.lines[0]) == (1, M * N, said)
+    text = text_of(Kind.JUDGEMENT, judged)
+    assert "no fault of the catalogue" not in text
+    assert f" · diagnosis: {said} · " in last_line(text)
+    some = np.full((M, N), value, np.float32)
+    some[0, 0] = 1
+    assert said not in judge_captured(MODEL, TENSOR, case.x, some, "q8_1", threads=1).lines
 
 
 def test_nothing_judged_is_no_pass(case: Case) -> None:

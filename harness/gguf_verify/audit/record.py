@@ -189,8 +189,11 @@ class Audit(Shown):
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of findings by severity."""
-        return Counter(f.severity for f in self.findings)
+        """Number of findings by severity, with those beyond the limit of the list."""
+        found = Counter[str]()
+        for f in self.findings:
+            found[f.severity] += 1 + f.more
+        return found
 
     @property
     def verdict(self) -> AuditVerdict:

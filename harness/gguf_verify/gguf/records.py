@@ -66,6 +66,7 @@ class Finding:
         why: why it matters.
         owner: the key or tensor concerned, as in the file (not escaped), or "".
         part: index of the file in a split model.
+        more: number of further findings of its rule that are not listed; 0 but for the last one that is.
     """
 
     id: str
@@ -77,6 +78,7 @@ class Finding:
     why: str
     owner: str = ""
     part: int = 0
+    more: int = 0
 
     @property
     def severity(self) -> Severity:
@@ -129,7 +131,7 @@ class Findings:
             left[f.id] -= 1
             more = self._totals[f.id] - MAX_PER_RULE
             if not left[f.id] and more > 0:
-                f = replace(f, found=f"{f.found} (and {more} more of this kind)")
+                f = replace(f, found=f"{f.found} (and {more} more of this kind)", more=more)
             listed.append(f if part is None else replace(f, part=part))
         return tuple(listed)
 

@@ -57,7 +57,8 @@ _RULES = (
         2, "magic", "refuse", "only a file that starts with GGUF can be read as one",
         "The file has another format (safetensors, the older GGML), or is an error page or a Git LFS pointer that was "
         "saved under this name.",
-        "Check what the download gave; convert other formats with llama.cpp's convert_hf_to_gguf.py.",
+        "Check that the download is the model and no error page; convert other formats with llama.cpp's "
+        "convert_hf_to_gguf.py.",
     ),
     Rule(
         3, "version", "refuse", "versions 2 and 3 share one layout; others are laid out differently or not known",
@@ -306,7 +307,7 @@ _RULES = (
         "Convert the model again with the tokenizer that belongs to it.",
     ),
     Rule(
-        91, "key-not-finite", "error", "nothing computed with such a number means anything",
+        91, "key-not-finite", "error", "no result that is computed with such a number can be right",
         "A converter divided by zero or read the configuration wrongly, or the file is damaged.",
         "Correct the key by the model's own configuration, or convert the model again.",
     ),
@@ -337,12 +338,12 @@ _RULES = (
     ),
     # content: what the tensors' bytes mean
     Rule(
-        100, "scale-not-finite", "error", "nothing computed from such a block means anything",
+        100, "scale-not-finite", "error", "no result that is computed from such a block can be right",
         "The model's weights overflowed a half when they were quantized, or the file is damaged.",
         "Check the source model for weights beyond 65504; quantize or download it again.",
     ),
     Rule(
-        101, "value-not-finite", "error", "nothing computed from such a value means anything",
+        101, "value-not-finite", "error", "no result that is computed from such a value can be right",
         "Training diverged, or weights overflowed a half when they were converted.",
         "Check the source model; keep this tensor in BF16 or F32.",
     ),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..backend_results import GraphReport
     from ..bisection_results import Bisection
     from ..captured import Judged
-    from ..gguf.records import Range
+    from ..gguf.records import Finding, Range
     from ..identification import IdentifyHeader, IdentifyReport
     from ..results.report import Report
 
@@ -72,15 +72,15 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     judgement or null, with_importance, through}; source_keys: null, or {compared, differing, why: none was compared};
     unmapped: tensors of the source that were not compared, {name, why};
     unverified: {name, why}; left_out: checks that were not requested, {name, why}; not_listed: list → number of entries
-    beyond its limit (`MOST_RANGES`, `MOST_TENSORS`); sample: null, or of a remote file {seed, fetched and size in
-    bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it
-    cannot tell}, where statistics are of the sampled blocks.
+    beyond its limit (`MOST_RANGES`, `MOST_TENSORS`; of findings `MAX_PER_RULE`); sample: null, or of a remote file
+    {seed, fetched and size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all,
+    untold: what it cannot tell}, where statistics are of the sampled blocks.
     """
     fields = {
         "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "sentence": audit.sentence,
         "exit_code": audit.exit_code, "header": _header(audit.header), "seconds": audit.seconds,
         "command": audit.command, "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
-        "findings": [{"severity": f.severity, "waived": f in audit.waived, **asdict(f)} for f in audit.findings],
+        "findings": [_finding(f, f in audit.waived) for f in audit.findings],
         "files": [
             {"path": f.shown, "size": f.size, "version": f.version, "alignment": f.alignment,
              "data_offset": f.data_offset, "refused": f.refused.id if f.refused else None,
@@ -109,6 +109,12 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     return as_object(fields)
 
 
+def _finding(f: Finding, waived: bool) -> dict[str, Any]:
+    fields = {"severity": f.severity, "waived": waived, **asdict(f)}
+    del fields["more"]  # `not_listed` has the number
+    return fields
+
+
 def _range(owned: Range) -> list[Any]:
     """A range of bytes. A key can have megabytes, and owns several ranges."""
     owner = owned.owner if len(owned.owner) <= MOST_OWNER else owned.owner[:MOST_OWNER] + ELLIPSIS
@@ -118,6 +124,7 @@ def _range(owned: Range) -> list[Any]:
 def _not_listed(audit: Audit) -> dict[str, int]:
     """Name of a list → how many entries it lacks; complete lists are omitted."""
     beyond = {
+        "findings": sum(f.more for f in audit.findings),
         "byte_map": sum(max(0, len(f.byte_map) - MOST_RANGES) for f in audit.files),
         "readers": sum(max(0, len(r.tensors) - MOST_TENSORS) for of_part in audit.readings for r in of_part),
     }

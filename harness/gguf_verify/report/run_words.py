@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..checks import BYTES
-from ..results.costs import TextCost
+from ..results.costs import QuantizationCosts, TextCost
 from ..results.failures import CULPRITS, Failure, Unverified
 from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
 from ..support.errors import Culprit
-from ..support.text import counted, printable
+from ..support.text import counted, printable, visible
 from .shades import rank
 
 
@@ -22,6 +23,26 @@ def headline(report: Report) -> str:
     """The verdict as a report begins with it: "VERIFIED (quick)"."""
     words, scope = report.words, "" if report.exit_code else report.scope
     return words.removesuffix(scope).upper() + scope
+
+
+def of_costs(report: Report) -> bool:
+    """Whether the report is about the costs of a quantization, and only the file's bytes were verified beside."""
+    return report.costs is not None and [rung.name for rung in report.rungs] == [BYTES] and not report.not_climbed
+
+
+def measured(costs: QuantizationCosts) -> tuple[str, str]:
+    """The costs with a heading, as the last line of a report has them: only what was measured, and what was not."""
+    found = []
+    if costs.gemms:
+        mean = math.fsum(g.error for g in costs.gemms) / len(costs.gemms)
+        found.append(f"mean error {100 * mean:.3g} % of {counted(len(costs.gemms), 'products')}")
+    if costs.text is not None:
+        found.append(f"KL {costs.text.kl_mean:.3g} over {counted(costs.text.scored, 'predictions')}")
+    left = [f"{printable(name, 64)}: {printable(why, 200)}" for name, why in costs.left[:1]]
+    if not costs.gemms and not left:
+        left = ["matrix products"]
+    words = "; not measured: ".join([", ".join(found), *left] if found else left)
+    return "COST" if costs.gemms else "NOT EVERYTHING MEASURED" if found else "NOTHING MEASURED", words
 
 
 def drawn(data: DrawnData) -> str:
@@ -99,6 +120,8 @@ class Cause(NamedTuple):
 
 #: Fixes that a line has room for.
 _MOST_FIXES = 2
+#: Characters of an exception's message in a line.
+_MOST_MESSAGE = 120
 
 
 def cause(report: Report) -> Cause:
@@ -110,7 +133,7 @@ def cause(report: Report) -> Cause:
         culprit: Culprit = failure.culprit if failure is not None else next(iter(report.culprits), "kernel")
         if failure is None or not failure.cause:
             return Cause(f"{CULPRITS[culprit]} is at fault", "", first, culprit)
-        return Cause(printable(failure.cause, 300), "", "", culprit)
+        return Cause(_raised(failure), "", "", culprit)
     if found.definitions:  # the first line holds the advice
         return Cause(printable(found.lines[0] if found.lines else found.verdict, 600), "", "", found.culprit)
     if found.faults:
@@ -121,6 +144,18 @@ def cause(report: Report) -> Cause:
     if found.verdict == "unknown":
         words = "cause unknown"
     return Cause(words or found.verdict, fix, first, found.culprit)
+
+
+def _raised(failure: Failure) -> str:
+    """The cause of a failure; of an exception with its message, which differs between calls and is no part of it."""
+    name, _, place = failure.cause.partition(" ")
+    _, found, message = failure.what.partition(f" raised {name}: ")
+    own = [frame for frame in failure.trace if frame.own]
+    if found and own:
+        message = message.removesuffix(f"; at {own[-1].place}: {own[-1].code}")
+    elif not found or not place.startswith("of "):
+        return visible(failure.cause, 300)
+    return visible(f"{name}: {visible(message, _MOST_MESSAGE)}, {place}", 300)
 
 
 def extent(report: Report) -> str:

@@ -16,11 +16,26 @@ def printable(text: str, limit: int | None = None) -> str:
         text: any text, such as a name from an untrusted file.
         limit: maximum number of characters; a longer result is cut and ends with an ellipsis.
     """
+    return _escaped(text, limit, backslash=True)
+
+
+def visible(text: str, limit: int | None = None) -> str:
+    """Escape as `printable` does, except for the backslash: for lines of source and messages, which hold backslashes of
+    their own. What is escaped already stays as it is.
+
+    Args:
+        text: any text.
+        limit: maximum number of characters; a longer result is cut and ends with an ellipsis.
+    """
+    return _escaped(text, limit, backslash=False)
+
+
+def _escaped(text: str, limit: int | None, backslash: bool) -> str:
     if limit is not None:
         # The first cut limits the work (a name may be as long as the file), the second one the result.
-        escaped = printable(text[: limit + 1])
+        escaped = _escaped(text[: limit + 1], None, backslash)
         return escaped if len(text) <= limit and len(escaped) <= limit else escaped[:limit] + ELLIPSIS
-    return "".join(c if c.isprintable() and c != "\\" else _escape(ord(c)) for c in text)
+    return "".join(c if c.isprintable() and (c != "\\" or not backslash) else _escape(ord(c)) for c in text)
 
 
 def sentence(words: str) -> str:

@@ -80,7 +80,7 @@ def test_findings_repeat(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "GGUF-100-scale-not-finite" in done.stdout
     assert "row 1 block 1" in done.stdout
-    assert done.stdout.rstrip().endswith(f"audit_layout.py {path} --no-readers")
+    assert done.stdout.splitlines()[-2].endswith(f"audit_layout.py {path} --no-readers")
 
 
 def test_x_ray_by_all_addresses(tmp_path: Path) -> None:
@@ -223,6 +223,24 @@ def test_a_line_for_each_and_the_worst_code(folder: Path, tmp_path: Path) -> Non
     assert all(name in page for name in ("a.gguf", "b.gguf", "warned.gguf", "none.gguf"))
 
 
+def test_findings_beyond_the_limit_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "nan.gguf"
+    raw = bytearray(TINY["Q4_0"].read_bytes())
+    with open_model(TINY["Q4_0"]) as model:
+        starts = [t.offset for t in model.tensors.values() if t.type.name == "Q4_0"]
+    for start in starts:
+        raw[start : start + 2] = b"\x00\x7e"
+    path.write_bytes(raw)
+    result = run(path, readers=False, llama=False)
+    assert len(starts) == 23 > len(result.findings)
+    assert (result.sentence, result.counts) == ("23 errors", {"error": 23})
+    text = text_of(Kind.AUDIT, result)
+    assert " s: 23 errors · first: " in last_line(text)
+    assert "23 tensors, 23 blocks; less than 0.1 % of the Q4_0 blocks\n" in text
+    made = json_of(Kind.AUDIT, result)
+    assert made["not_listed"] == {"findings": 23 - len(made["findings"])}
+
+
 @pytest.mark.parametrize(("codes", "worst"), [
     ([0, 5, 3, 1, 4], 4), ([0, 5, 3, 1], 1), ([0, 5, 2, 3], 3), ([0, 5, 2], 2), ([5, 0], 5), ([0], 0), ([], 0),
 ])  # fmt: skip
@@ -249,9 +267,9 @@ def test_findings_of_one_rule_are_one_entry(tmp_path: Path) -> None:
     result = run(path, readers=False, llama=False)
     text = text_of(Kind.AUDIT, result)
     named = [line for line in text.splitlines() if "GGUF-103" in line]
-    assert named == ["note    GGUF-103-scale-subnormal: 3 tensors, 4 blocks; Q4_0 under 0.1 % of its blocks"]
+    assert named == ["note    GGUF-103-scale-subnormal: 3 tensors, 4 blocks; less than 0.1 % of the Q4_0 blocks"]
     assert "the worst: blk.1.attn_k.weight (Q4_0), 2 of 1,024 blocks (0.2 %)\n" in text
-    assert text.count("found 1 block of 'blk.0.attn_q.weight' (Q4_0) has a subnormal scale") == 1
+    assert text.count(": found ") == text.count(": found 2 blocks of 'blk.1.attn_k.weight' (Q4_0) ") == 1
     assert "Nothing needs to be done unless a kernel loses these blocks." in text
     assert last_line(text).endswith(": no errors, no warnings; not compared with llama.cpp; 3 notes")
     assert text_of(Kind.AUDIT, result, detail=1).count("GGUF-103-scale-subnormal at bytes") == 3

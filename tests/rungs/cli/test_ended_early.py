@@ -328,11 +328,11 @@ def test_a_kernel_that_raises_says_where(tmp_path: Path, capsys: pytest.CaptureF
     chosen = ["--rungs", "blocks", "--tensor", "attn_[qk]", "-o", str(out)]
     assert main([str(Q4_0), "--kernel", f"{path}:gemm", *chosen]) == 1
     shown = flat(capsys.readouterr().out)
-    where = "my_kernel.py:11 in helper: raise ValueError("
+    where = "my_kernel.py:11 in helper ("
     assert "blk.0.attn_q.weight: the kernel raised ValueError: too bad traceback, the last call last: " in shown
     assert "--> my_kernel.py:7 in gemm 7 | return helper(weights) | ^^^^" in shown
     assert "--> my_kernel.py:11 in helper 11 | raise ValueError(" in shown
-    assert shown.rpartition("MISMATCH: ")[2].startswith(f"ValueError at {where}")
+    assert shown.rpartition("MISMATCH: ")[2].startswith(f"ValueError: too bad, at {where}")
     assert "… and 5 more calls failed the same way" in shown
     assert "at fault: the kernel (6)" in shown
     assert shown.count("the kernel raised") == 1

@@ -16,12 +16,16 @@ from gguf_verify.cli import common
 from gguf_verify.cli.explain import find_explanation
 from gguf_verify.cli.parser import Parser
 from gguf_verify.cli.runs.live import Live
+from gguf_verify.kernels.foreign.conversation import _trace
 from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
+from gguf_verify.results.costs import GemmCost, QuantizationCosts, TextCost
 from gguf_verify.results.coverage import CodeCoverage, NeverRan
 from gguf_verify.results.diagnoses import FaultMatch
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.report import Report
+from gguf_verify.support.errors import KernelFault
+from gguf_verify.support.text import visible
 from gguf_verify.verification.climb import Failed, RungEnds
 from tests.support import recordings, records
 from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
@@ -140,8 +144,8 @@ FIXES = "the codes of Q8_1 are sequential: code k belongs to value k; or: the lo
         (passing, "VERIFIED in 6.0 s: 4 of 4 rungs passed"),
         (failing, "MISMATCH: activations-interleaved or nibbles-in-pairs (1 of 21 matrices) · fix: "
          f"{FIXES} nibble value j + 16 · more: gguf-verify explain activations-interleaved"),
-        (recordings.raising, "MISMATCH: ValueError at my_kernel.py:19 in helper: return w.reshape(3, 7) (3 of 21 "
-         "matrices) · more: gguf-verify explain kernel"),
+        (recordings.raising, "MISMATCH: ValueError: cannot reshape array of size 4608 into shape (3,7), at "
+         "my_kernel.py:19 in helper (3 of 21 matrices) · more: gguf-verify explain kernel"),
         (recordings.unverified, "BROKEN OFF in 6.0 s: 2 of 4 rungs passed · first: tokens: llama.cpp died in graft "
          "(SIGSEGV) · more: gguf-verify explain llama.cpp"),
         (interrupted, "INTERRUPTED in 6.0 s: 2 of 4 rungs passed · first: interrupted by SIGINT; rungs that were not "
@@ -208,6 +212,30 @@ def test_lines_of_source_are_shown_as_compilers_do() -> None:
     assert lines[at + 1 : at + 3] == ["  19 | return w.reshape(3, 7)", "     | ^^^^^^^^^^^^^^^^^^^^^^"]
     assert not any("tools.py" in line for line in lines)  # an installed package's
     assert "    tools.py:3 in call: return function(x)" in text_of(Kind.RUN, recordings.raising(), detail=1)
+
+
+def test_lines_of_source_are_escaped_once_and_are_not_in_the_last_line() -> None:
+    """As they arrive from the kernel's process; a backslash of the source stays one."""
+    code = 't = "a\\n\\\\b" + 1 # (0 of 1 matrix)'
+    error = raised_at(f"{code}\x1b\n")
+    report = passing()
+    report.rungs[1].fail(Failure.of(error, f"blk.0.attn_q.weight: {error}", "blk.0.attn_q.weight"))
+    lines = piped(report)
+    at = lines.index("   --> k.py:4 in gemm")
+    assert lines[at + 1 : at + 3] == [f"  4 | {code}\\x1b", f"    | {'^' * (len(code) + 4)}"]
+    assert sum("0 of 1 matrix" in line for line in lines) == 1
+    assert lines[-1].startswith('MISMATCH: TypeError: no "\\x1b" \\o, at k.py:4 in gemm (1 of ')
+    long = msgspec.structs.replace(report.rungs[1].failures[0], what=f"w: the kernel raised TypeError: {'x' * 500}")
+    report.rungs[1].failures = [long]
+    assert f"TypeError: {'x' * 120}…, at k.py:4 in gemm (1 of " in piped(report)[-1]
+
+
+def raised_at(code: str) -> KernelFault:
+    """The fault of an exception at a line, read from a kernel's process."""
+    place = "k.py:4 in gemm"
+    fault = KernelFault(visible(f'the kernel raised TypeError: no "\x1b" \\o; at {place}: {code.strip()}', 600))
+    fault.cause, fault.trace = f"TypeError at {place}", _trace([[place, code.strip(), True]])
+    return fault
 
 
 def test_a_branch_that_was_never_taken_is_shown_with_its_line() -> None:
@@ -330,6 +358,50 @@ def test_a_run_whose_budget_was_spent_is_no_pass() -> None:
     )
     made.rungs[1].fail(Failure("wrong", "blk.0.attn_q.weight"))
     assert (made.verdict, made.exit_code) == ("mismatch", 1)
+
+
+def test_a_run_that_verified_nothing_says_so() -> None:
+    report = recordings.out_of_time()
+    assert piped(report)[-1].startswith("NOT EVERYTHING VERIFIED in ")
+    for rung in report.rungs:
+        rung.checked.clear()
+    assert report.verdict == "not everything verified"
+    assert piped(report)[-1].startswith("NOTHING VERIFIED in ")
+
+
+def test_the_last_line_of_costs_is_about_what_was_measured() -> None:
+    report = passing()
+    del report.rungs[1:]
+    source = report.environment.file
+    gemms = tuple(
+        GemmCost(
+            tensor=f"blk.0.{kind}.weight", matrix=None, layer="blk.0", kind=kind, type="Q4_0", source_type="F16", m=1,
+            n=2, k=32, error=error,
+        )
+        for kind, error in (("attn_q", 0.02), ("attn_k", 0.06))
+    )  # fmt: skip
+    text = TextCost(
+        text="t", sha256="", tokens=9, chunk=9, chunks=1, scored=4, perplexity=2.0, source_perplexity=2.0,
+        kl_mean=0.01, kl_max=0.1, kl_percentiles={}, top1=1.0,
+    )  # fmt: skip
+    left = (("predictions of tokens", "llama.cpp died"),)
+    for costs, words in (
+        (QuantizationCosts(source=source, gemms=gemms, text=text),
+         "COST in 6.0 s: mean error 4 % of 2 products, KL 0.01 over 4 predictions"),
+        (QuantizationCosts(source=source, gemms=gemms, left=left),
+         "COST in 6.0 s: mean error 4 % of 2 products; not measured: predictions of tokens: llama.cpp died"),
+        (QuantizationCosts(source=source, text=text),
+         "NOT EVERYTHING MEASURED in 6.0 s: KL 0.01 over 4 predictions; not measured: matrix products"),
+        (QuantizationCosts(source=source, left=left),
+         "NOTHING MEASURED in 6.0 s: predictions of tokens: llama.cpp died"),
+    ):  # fmt: skip
+        report.costs = costs
+        lines = piped(report)
+        assert lines[-1] == words
+        assert not any(line.startswith(("kernel ", "skipped ")) for line in lines)
+        assert text_of(Kind.RUN, report, width=80, detail=-1) == f"{words}\n"
+    report.rungs[0].fail(Failure("wrong bytes"))
+    assert piped(report)[-1].startswith("MISMATCH: ")
 
 
 def test_a_run_whose_rungs_all_passed_and_that_was_ended_is_no_pass() -> None:

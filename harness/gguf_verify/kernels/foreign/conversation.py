@@ -29,7 +29,7 @@ from ...support.errors import (
     UsageError,
 )
 from ...support.stages import counted
-from ...support.text import printable
+from ...support.text import printable, visible
 from .faults import MOST_FRAMES
 from .opened import Opened
 from .operands import MemoryFile
@@ -149,7 +149,7 @@ def _trace(said: object) -> tuple[TraceFrame, ...]:
     """Return the frames of an exception that a process reports; invalid ones are skipped."""
     frames = said[-MOST_FRAMES:] if isinstance(said, list) else []
     return tuple(
-        TraceFrame(printable(str(f[0]), 200), printable(str(f[1]), 100), f[2] is True)
+        TraceFrame(visible(str(f[0]), 200), visible(str(f[1]), 100), f[2] is True)
         for f in frames
         if isinstance(f, list) and len(f) == 3
     )
@@ -288,14 +288,14 @@ class Conversation:
             if said.get("not_run") is True:
                 raise NotRun(printable(str(said["fault"]), 600))
             self.end()
-            words, finding = printable(str(said["fault"]), 600), said.get("finding")
+            words, finding = visible(str(said["fault"]), 600), said.get("finding")
             if not isinstance(finding, dict) or self._fault is not KernelFault:
                 finding = {}
             if finding.get("kind") in _SEEN_THERE and isinstance(finding.get("lines"), list):
                 lines = tuple(printable(str(line), 100) for line in finding["lines"][:8])
                 raise KernelFinding(finding["kind"], words, lines)
             fault = self._fault(words)
-            fault.cause = printable(str(said.get("cause", "")), 300)
+            fault.cause = visible(str(said.get("cause", "")), 300)
             fault.trace = _trace(said.get("trace"))
             raise fault
         if said.get("ok") is not True:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...support.errors import HarnessError, KernelFinding, NotRun, TraceFrame
 from ...support.paths import PACKAGE
-from ...support.text import printable
+from ...support.text import visible
 
 MOST_TEXT = 300
 #: Most frames of a traceback in a message, counted from the innermost.
@@ -68,9 +68,8 @@ def raised(who: str, error: BaseException, more: str = "") -> Fault:
         found = traceback.extract_tb(error.__traceback__)
         frames = [_frame(f) for f in found if not Path(f.filename).is_relative_to(PACKAGE)]
     own = [frame for frame in frames if frame.own]
-    place = f"{own[-1].place}: {own[-1].code}" if own else ""
-    cause = f"{type(error).__name__} {f'at {place}' if own else f'of {who}'}"
-    at = f"; at {place}" if own else ""
+    cause = f"{type(error).__name__} {f'at {own[-1].place}' if own else f'of {who}'}"
+    at = f"; at {own[-1].place}: {own[-1].code}" if own else ""
     return Fault(f"{who} raised {one_line(error)}{more}{at}", None, cause[:MOST_TEXT], frames[-MOST_FRAMES:])
 
 
@@ -98,7 +97,7 @@ def frames_of(places: Sequence[str], texts: Mapping[str, str], what: str = "") -
         if 0 < int(number if lines else 0) <= len(lines):
             at = f"{file}:{number}"
             place = f"{at} ({what})" if what else at
-            found[at] = TraceFrame(printable(place, 200), printable(lines[int(number) - 1].strip(), 100), True)
+            found[at] = TraceFrame(visible(place, 200), visible(lines[int(number) - 1].strip(), 100), True)
     return tuple(found.values())
 
 

@@ -292,7 +292,7 @@ def _percent(n: int, total: int) -> str:
     if n in (0, total):
         return "100 %" if n else "0 %"
     if share < 0.1:
-        return "under 0.1 %"
+        return "less than 0.1 %"
     return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{share:.1f} %"
 
 
@@ -357,7 +357,7 @@ def _of_one_rule(audit: Audit, findings: Sequence[Finding], waived: str) -> Iter
     """The findings of one rule: how many, the worst, the share of each type, and whether they matter."""
     first, split = findings[0], len(audit.files) > 1
     counts = [(c, n) for c in audit.contents if (n := affected(c).get(first.id, 0))]
-    what = f"{counted(len(findings), 'findings')}, the first at {_where(first, split)}"
+    what = f"{counted(sum(1 + f.more for f in findings), 'findings')}, the first at {_where(first, split)}"
     if counts:
         unit = "blocks" if counts[0][0].tensor.type.quantized else "values"
         total = sum(n for _, n in counts)
@@ -368,10 +368,14 @@ def _of_one_rule(audit: Audit, findings: Sequence[Finding], waived: str) -> Iter
         name = f"{printable(worst.tensor.name, 64)} ({worst.tensor.type.name})"
         of = _blocks(worst)
         yield Text(f"{'':8}the worst: {name}, {n:,} of {counted(of, unit)} ({_percent(n, of)})")
-    for f in findings[: 1 if counts else MOST_OF_RULE]:
-        yield Text(f"{'':8}at {_where(f, split)}: found {f.found}; expected {f.expected}")
+        of_worst = [f for f in findings if f.owner == worst.tensor.name]
+        found, label = (of_worst, "") if of_worst else (findings, "the first: ")
+    else:
+        found, label = findings, ""
+    for f in found[: 1 if counts else MOST_OF_RULE]:
+        yield Text(f"{'':8}{label}at {_where(f, split)}: found {f.found}; expected {f.expected}")
     yield Text(f"{'':8}{first.why}. {_rule(first).cure}")
-    yield Text(f"{'':8}each by itself: -v", DIM)
+    yield Text(f"{'':8}-v lists each finding", DIM)
 
 
 def _shares(audit: Audit, counts: Sequence[tuple[Content, int]], unit: str) -> str:
@@ -382,7 +386,7 @@ def _shares(audit: Audit, counts: Sequence[tuple[Content, int]], unit: str) -> s
     for content, n in counts:
         wrong[content.tensor.type.name] += n
     shares = sorted(wrong, key=lambda kind: -wrong[kind] / max(1, of[kind]))
-    return ", ".join(f"{kind} {_percent(wrong[kind], of[kind])} of its {unit}" for kind in shares)
+    return ", ".join(f"{_percent(wrong[kind], of[kind])} of the {kind} {unit}" for kind in shares)
 
 
 def _blocks(content: Content) -> int:

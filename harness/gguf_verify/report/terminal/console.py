@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...results.failures import WaiverState, WaiverUse
-from ...support.text import printable
+from ...support.text import printable, visible
 from ..writer import Form
 
 #: Wider than any line: nothing is wrapped.
@@ -110,8 +110,8 @@ def source_lines(place: str, code: str, form: Form) -> Iterator[Text]:
     """
     number = place.partition(" ")[0].rpartition(":")[2]
     gutter = " " * len(number)
-    yield cut(said((f"{gutter}--> ", DIM), printable(place, 200)), form.width)
-    shown = cut(Text(printable(code, 200)), None if form.width is None else form.width - len(number) - 3)
+    yield cut(said((f"{gutter}--> ", DIM), visible(place, 200)), form.width)
+    shown = cut(Text(visible(code, 200)), None if form.width is None else form.width - len(number) - 3)
     yield said((f"{number} | ", DIM)) + shown
     yield said((f"{gutter} | ", DIM), ("^" * shown.cell_len, BAD))
 

@@ -22,7 +22,7 @@ from .console import BOLD, WARN, capped, facts, said, table
 def rest(report: Report, form: Form) -> Iterator[RenderableType]:
     """Everything else that was found."""
     yield facts(_environment(report))
-    if report.skipped:
+    if report.skipped and not run_words.of_costs(report):
         yield ""
         yield facts(("" if i else "skipped", printable(c.words, 600)) for i, c in enumerate(report.skipped))
     if any(rung.worst for rung in report.rungs):

@@ -16,7 +16,7 @@ from ...results.diagnoses import LocatedDiagnosis
 from ...results.failures import CULPRITS, Failure
 from ...results.report import Report
 from ...results.rungs import RungResult
-from ...support.text import ELLIPSIS, printable
+from ...support.text import ELLIPSIS, printable, visible
 from .. import grid, run_words, shades
 from ..grid import Cell, Grid
 from ..writer import Form
@@ -127,7 +127,7 @@ def _trace(f: Failure, form: Form) -> Iterator[Text]:
         if frame.own and frame.code:
             yield from (said(_INDENT) + line for line in source_lines(frame.place, frame.code, form))
         else:
-            line = f"{2 * _INDENT}{printable(frame.place, 200)}: {printable(frame.code, 100)}"
+            line = f"{2 * _INDENT}{visible(frame.place, 200)}: {visible(frame.code, 100)}"
             yield cut(Text(line, DIM), form.width)
 
 
@@ -174,7 +174,7 @@ def failure_sentence(rung: RungResult, f: Failure, form: Form, quoted: bool = Fa
     mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
     own = [frame for frame in f.trace if frame.own]
     what = f.what.removesuffix(f"; at {own[-1].place}: {own[-1].code}") if quoted and own else f.what
-    yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(what, 600)), form.width, _INDENT)
+    yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), visible(what, 600)), form.width, _INDENT)
 
 
 def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:

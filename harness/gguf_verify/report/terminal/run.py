@@ -123,7 +123,13 @@ def _verdict(report: Report) -> Text:
         advice = ("fix", cause.fix), ("first", "" if cause.fix else cause.first)
         more = ("more", f"gguf-verify explain {cause.id}")
         return verdict_line(verdict, f": {cause.words}{run_words.extent(report)}", *advice, more)
+    if report.verdict == "not everything verified" and not any(run_words.checked(rung) for rung in report.rungs):
+        verdict = "NOTHING VERIFIED", WARN
     words = f" in {report.seconds:.1f} s: {run_words.passed(report)}"
+    if not report.exit_code and run_words.of_costs(report):
+        assert report.costs is not None
+        heading, found = run_words.measured(report.costs)
+        return verdict_line((heading, BOLD if report.costs.gemms else WARN), f" in {report.seconds:.1f} s: {found}")
     if not report.exit_code:
         return verdict_line(verdict, words)
     name = next((culprit for culprit in report.culprits if culprit != "coverage"), "coverage")
@@ -225,7 +231,9 @@ def _holds(report: Report) -> Iterator[_Fact]:
     yield from _inside(report)
     if report.kernel_ran:
         yield from _envelope(report)
-    yield from (*_skipped(report), *_by_design(report), *_first_notes(report))
+    if not run_words.of_costs(report):
+        yield from _skipped(report)
+    yield from (*_by_design(report), *_first_notes(report))
 
 
 def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[str, str]]:
@@ -327,7 +335,8 @@ def _about(report: Report) -> Iterator[_Fact]:
     chosen = {g.kernel for rung in report.rungs for g in rung.gemms if g.under_test and g.kernel != kernel.name}
     which = f" ({', '.join(printable(name, 60) for name in sorted(chosen))})" if chosen else ""
     if not report.kernel_ran:
-        yield _Fact("kernel", f"{printable(kernel.name, 200)} was not run")
+        if not run_words.of_costs(report):
+            yield _Fact("kernel", f"{printable(kernel.name, 200)} was not run")
     else:
         yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.declared}")
     if kernel.judged_by and report.kernel_ran:
