@@ -78,8 +78,10 @@ def named(kernel: str, further: Further) -> Named:
         return Named(printable(kernel, 100), "torch", declared, kernel, declared)
     if kernel.endswith(".toml"):
         return _of_declaration(Path(kernel))
-    found = _FILE.fullmatch(kernel) or _FILE.fullmatch(f"{kernel}:{_only_function(kernel)}")
-    if found is None:
+    found = _FILE.fullmatch(kernel)
+    if found is None and (only := _only_function(kernel)):
+        found = _FILE.fullmatch(f"{kernel}:{only}")
+    if found is None or found[3] == ":":
         raise UsageError(
             f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL, FILE.so:FUNCTION, "
             "FILE.ptx:SYMBOL, FILE.cubin:SYMBOL, FILE.toml, torch.ops.NAMESPACE.OPERATOR"
