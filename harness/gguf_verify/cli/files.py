@@ -104,7 +104,11 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
             raise UsageError(f"cannot write {shown}")
         if path.suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
-        if overwrites(path, known) or path.resolve().suffix == ".gguf":
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError):  # a link that leads back to itself
+            raise UsageError(f"cannot write {shown}") from None
+        if overwrites(path, known) or real.suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
     for (one, path), (other, also) in combinations(outputs, 2):
         if path.resolve() == also.resolve():
