@@ -211,7 +211,8 @@ def test_a_line_for_each_and_the_worst_code(folder: Path, tmp_path: Path) -> Non
     done = command_here("audit", folder, tmp_path / "none.gguf", "--no-readers", *flags)
     assert (done.returncode, done.stderr) == (4, "")
     lines = done.stdout.splitlines()
-    assert lines[-1].startswith("REFUSED: 6 files: ")
+    assert lines[-1].startswith("REFUSED in ")
+    assert " s: 6 files: " in lines[-1]
     verdicts = [line.partition(":")[0] for line in lines if ".gguf: " in line and not line.startswith(" ")]
     assert sorted(verdicts) == ["BROKEN OFF", "CLEAN", "CLEAN", "REFUSED", "WARNINGS", "WRONG"]
     assert any("GGUF-100-scale-not-finite at bytes " in line for line in lines)
