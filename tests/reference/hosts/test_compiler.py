@@ -234,10 +234,11 @@ def test_choice_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_host("cpu").chosen == "as asked for"
     assert make_host("cpu", 3).threads == 3
     assert make_host("cpu").threads == len(os.sched_getaffinity(0))
-    with pytest.raises(EnvironmentFault, match="no device in this test"):
-        make_host("gpu")
+    for name in ("gpu", "cuda"):
+        with pytest.raises(EnvironmentFault, match="no device in this test"):
+            make_host(name)
     with pytest.raises(UsageError, match="auto, gpu, cpu"):
-        make_host("cuda")
+        make_host("opencl")
     monkeypatch.setattr(gpu, "gpu_fault", lambda: None)
     assert auto_host() == ("gpu", [])
 

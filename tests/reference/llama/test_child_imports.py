@@ -84,7 +84,7 @@ OF_A_SCANNER = _SUPPORT | _GIVEN | _PROTOCOL | {"llama.loading", "llama.worker.*
 #: It compares ggml's types with the formats, and knows the backends of llama.cpp.
 OF_LLAMA = OF_A_SCANNER | _LLAMA | {
     "formats.*", "llama.backends.*", "llama.ggml_layout", "llama.reference_names", "support.arrays",
-    "support.command_line", "support.registry", "support.threads",
+    "support.command_line", "support.near", "support.registry", "support.threads",
 }  # fmt: skip
 
 #: Modules that Python's start and its standard library look for.
