@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gguf_verify.gguf.model import open_model
 from gguf_verify.report.writer import Kind
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.narrow import BFLOAT16
 from gguf_verify.support.errors import MalformedFile, NothingToVerify, UsageError
 from tests.support.shown import last_line, text_of
 from tests.support.tools import FIXTURES, assert_one_line, command_here
@@ -220,7 +222,7 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
         "endless": (folder / "endless.npy", "cannot read"), "nested": (folder / "nested.npy", "cannot read"),
         "negative": (folder / "negative.npy", "shape"),
         "objects": (_written(folder, "o", np.array([[{}]]), allow_pickle=True), r"holds \|O, which is"),
-        "doubles": (_written(folder, "d", np.zeros((M, N))), "holds float64, not float32 or float16"),
+        "doubles": (_written(folder, "d", np.zeros((M, N))), "holds float64, not float32 or float16 or bfloat16"),
         "records": (_written(folder, "r", np.zeros(3, [("a", "f4")])), "holds"),
         "flat": (_written(folder, "l", np.zeros(M * N, np.float32)), "shape"),
         "transposed": (_written(folder, "t", np.zeros((N + 1, M), np.float32)), "shape"),
@@ -228,6 +230,138 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
         "fatal": (folder / "fatal.npy", "not a number type"),  # NumPy divides by zero where it parses it
         "folder": (folder, "is not a file"), "nothing": (folder / "none.npy", "no file"),
     }  # fmt: skip
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """The bits of bfloat16 of values that it holds exactly."""
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype("<u2")
+
+
+def _safetensors(path: Path, **tensors: tuple[str, np.ndarray]) -> Path:
+    header, data = {}, b""
+    for name, (dtype, array) in tensors.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": (len(data), len(data) + len(raw))}
+        data += raw
+    said = json.dumps(header).encode()
+    path.write_bytes(len(said).to_bytes(8, "little") + said + data)
+    return path
+
+
+def _plain(path: Path, array: np.ndarray) -> Path:
+    path.write_bytes(np.ascontiguousarray(array).tobytes())
+    return path
+
+
+def _kinds(case: Case, folder: Path) -> Iterator[tuple[str, Any, Any, dict[str, Any], tuple[str, ...]]]:
+    """Name, x, y, arguments, and how they should be read, of one right product in files of each kind."""
+    x, y = case.x, case.y("q8_1")
+    raw_x, raw_y = _plain(folder / "x.f32", x), _plain(folder / "y.F32", y)
+    numbers = ("x: plain float32 numbers", "y: plain float32 numbers")
+    yield "plain", raw_x, raw_y, {}, numbers
+    yield "plain of a shape", raw_x, raw_y, {"shape": (M, K)}, numbers
+    unknown = _plain(folder / "x.bin", x), _plain(folder / "y", y)
+    yield "without an ending", *unknown, {"shape": (M, K)}, numbers
+    turned = (f"x: plain float32 numbers, transposed, from {K} x {M}", numbers[1])
+    yield "plain, transposed", _plain(folder / "t.f32", x.T), raw_y, {"shape": (K, M)}, turned
+    both = _safetensors(folder / "both.safetensors", x=("F32", x[None]), y=("F32", y), z=("I64", np.zeros(1, "<i8")))
+    of = tuple(f"{name}: float32 tensor '{name}' of a safetensors file" for name in "xy")
+    yield "safetensors", both, both, {}, of
+    named = _safetensors(folder / "n.safetensors", a=("F32", x), b=("F32", y.T))
+    of = of[0].replace("'x'", "'a'"), of[1].replace("'y'", "'b'") + f", transposed, from {N} x {M}"
+    yield "safetensors by name", f"{named}:a", f"{named}:b", {}, of
+    alone = _safetensors(folder / "alone.safetensors", anything=("F32", x))
+    yield "the only tensor", alone, y, {}, ("x: float32 tensor 'anything' of a safetensors file",)
+    yield "transposed", x.T, _written(folder, "yt", y.T), {}, (
+        f"x: transposed, from {K} x {M}", f"y: transposed, from {N} x {M}",
+    )  # fmt: skip
+    yield "one token", x[0], y[:1], {}, ()
+    yield "with a batch", x[None, None], y[None], {}, ()
+
+
+def test_files_of_every_kind(case: Case, tmp_path: Path) -> None:
+    wrong = case.y("q8_1")
+    for name, x, y, more, read in _kinds(case, tmp_path):
+        judged = judge_captured(MODEL, TENSOR, x, y, "q8_1", threads=1, **more)
+        assert (judged.verdict, judged.read) == ("verified", read), name
+        assert judged.outputs == judged.m * N
+        if isinstance(x, Path) and judged.m == M:  # with the outputs of other tokens
+            assert judge_captured(MODEL, TENSOR, x, wrong[::-1], "q8_1", threads=1, **more).wrong, name
+
+
+@pytest.mark.parametrize(("ending", "dtype"), [("f16", "F16"), ("bf16", "BF16")])
+def test_arrays_of_16_bits(case: Case, tmp_path: Path, ending: str, dtype: str) -> None:
+    """Their values are the engine's; an output was rounded to its type, and a step more is wrong."""
+    short = (lambda a: a.astype("<f2")) if ending == "f16" else _bfloat16
+    x = (case.x.view(np.uint32) & 0xFFFF0000).view(np.float32)  # of 8 bits
+    right = product(SEMANTICS["f32"], case.fmt, case.rows, SEMANTICS["f32"].bytes_of(x)).exact
+    bits = short(right if ending == "f16" else BFLOAT16.rounded(right))
+    files = _plain(tmp_path / f"x.{ending}", short(x)), _plain(tmp_path / f"y.{ending}", bits)
+    judged = judge_captured(MODEL, TENSOR, *files, "f32", threads=1)
+    assert judged.verdict == "verified"
+    assert judged.output == ("float16" if ending == "f16" else "bfloat16")
+    both = _safetensors(tmp_path / "both.safetensors", x=(dtype, short(x)), y=(dtype, bits))
+    assert judge_captured(MODEL, TENSOR, both, both, "f32", threads=1)
+    off, at = bits.view("<u2").copy(), int(np.abs(right).argmax())
+    off.flat[at] += 2
+    assert judge_captured(MODEL, TENSOR, files[0], _plain(tmp_path / f"w.{ending}", off), "f32", threads=1).wrong == 1
+    as_float32 = right.astype(np.float32)  # an error that the rounding to 16 bits would cover
+    as_float32.flat[at] *= 1 + 2.0**-13
+    assert judge_captured(MODEL, TENSOR, files[0], as_float32, "f32", threads=1).wrong == 1
+
+
+def test_another_order_of_values_is_wrong_and_named(tmp_path: Path, case: Case) -> None:
+    """Neither a square shape nor plain numbers show their order. They are not turned, but it is said what would fit."""
+    n = 8  # the first rows
+    x = np.random.default_rng(4).standard_normal((K, K)).astype(np.float32)
+    semantics = SEMANTICS["f32"]
+    y = product(semantics, case.fmt, case.rows[:n], semantics.bytes_of(x)).exact.astype(np.float32)
+    assert judge_captured(MODEL, TENSOR, x, y, "f32", (0, n), threads=1)
+    plain_x, plain_y = _plain(tmp_path / "x.f32", x[:5].T), _plain(tmp_path / "y.f32", y[:5].T)
+    for given, said in (
+        ((np.ascontiguousarray(x.T), y), "x is transposed: it fits as [K, M], 256 x 256"),
+        ((plain_x, y[:5]), "x is transposed: it fits as [K, M], 256 x 5"),
+        ((x[:n], np.ascontiguousarray(y[:n].T)), "y is transposed: it fits as [N, M], 8 x 8"),
+        ((x[:5], plain_y), "y is transposed: it fits as [N, M], 8 x 5"),
+    ):
+        judged = judge_captured(MODEL, TENSOR, *given, "f32", (0, n), threads=1)
+        assert (judged.verdict, judged.lines[0]) == ("mismatch", said)
+    y[:, 3] *= 1.01
+    assert "transposed" not in str(judge_captured(MODEL, TENSOR, x[:n], y[:n], "f32", (0, n), threads=1).lines)
+
+
+def test_foreign_files_of_other_kinds(case: Case, tmp_path: Path) -> None:
+    x = _plain(tmp_path / "x.f32", case.x)
+    tensors = {"a": ("F32", case.y("f32")), "b": ("F64", np.zeros((M, N)))}
+    two = _safetensors(tmp_path / "two.safetensors", **tensors)
+    (tmp_path / "bad.safetensors").write_bytes(b"\x10" + bytes(30))
+    (tmp_path / "folder.f32").mkdir()
+    odd = _plain(tmp_path / "odd.f32", np.zeros(M * N + 1, np.float32))
+    unknown = _plain(tmp_path / "y.bin", case.y("f32"))
+    for path, said, more in (
+        (odd, "5,124 bytes, which are not rows of 256 float32", ()),
+        (odd, "5,124 bytes, which are not 5 x 256 float32", ("--shape", f"{M}x{K}")),
+        (unknown, r"y: .*y\.bin is no \.npy file. Other kinds need their ending", ()),
+        (tmp_path / "folder.f32", "is not a file", ()),
+        (tmp_path / "none.f32", "does not exist", ()),
+        (two, "has no tensor 'y'; it has: 'a', 'b'", ()),
+        (f"{two}:b", "holds F64, not float32 or", ()),
+        (tmp_path / "bad.safetensors", "not a safetensors file", ()),
+        (tmp_path / "none.safetensors", "No such file", ()),
+    ):
+        done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", path, *more, MODEL)
+        assert_one_line(done, 2, said)
+    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", two, "--shape", "5by256", MODEL)
+    assert_one_line(done, 2, "--shape must be MxK")
+
+
+def test_the_command_repeats_a_shape(case: Case, tmp_path: Path) -> None:
+    x, y = _plain(tmp_path / "x.bin", case.x), _plain(tmp_path / "y.bin", case.y("q8_1")[::-1, :8])
+    shape = "--shape", f"{M}x{K}", "--rows", "0:8", "--definition", "q8_1"
+    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", y, *shape, MODEL, "-t", 1)
+    assert done.returncode == 1
+    assert "read        x: plain float32 numbers\n            y: plain float32 numbers\n" in done.stdout
+    assert " --shape 5x256" in next(line for line in done.stdout.splitlines() if line.startswith("repeat with: "))
 
 
 def test_foreign_arrays(case: Case, tmp_path: Path) -> None:

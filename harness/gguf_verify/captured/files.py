@@ -1,4 +1,4 @@
-"""Captured products in files: `.npy` arrays beside a tensor of a model, or a folder of `--save-case`.
+"""Captured products in files: arrays beside a tensor of a model, or a folder of `--save-case`.
 
 The arrays are foreign: nothing in them is unpickled, and their headers are compared with the tensor before any data is
 read.
@@ -6,9 +6,11 @@ read.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from ..support.errors import NothingToVerify, UsageError
 from ..support.files import note_input, read_input
 from ..support.npy import first_line, open_array
 from ..support.text import printable, quoted
+from .arrays import open_captured
 from .judge import Sample, claimable, judge_sample
 from .records import AUTO, Judged, WrongOutput
 
@@ -35,27 +38,29 @@ MOST_TOKENS, _MOST_JSON = 1 << 20, 1 << 20
 
 def judge_captured(
     path: Path | str, tensor: str, x: Path | str | npt.NDArray[Any], y: Path | str | npt.NDArray[Any],
-    definition: str = AUTO, rows: tuple[int, int] | None = None, *, threads: int = 0, fast_math: bool = False,
-    taken: Path | str | npt.NDArray[Any] | None = None, command: str = "",
+    definition: str = AUTO, rows: tuple[int, int] | None = None, *, shape: tuple[int, int] | None = None,
+    threads: int = 0, fast_math: bool = False, taken: Path | str | npt.NDArray[Any] | None = None, command: str = "",
 ) -> Judged:  # fmt: skip
     """Judge a captured product y = x·Wᵀ.
 
     Args:
         path: the model, or the first part of a split one.
         tensor: the name of the weights.
-        x: the activations before any quantization: float32[M, K] or the path of an `.npy` file.
-        y: the outputs: float32[M, N] or float16[M, N], or the path of an `.npy` file.
+        x: the activations before any quantization, [M, K], float32, float16 or bfloat16: an array, or a file that
+            `captured.arrays` reads.
+        y: the outputs, [M, N], likewise. If M ≠ N, [N, M] is recognised; [K, M] of x as well.
         definition: the definition that the engine claims to compute, from the table in `docs/concepts.md`; "auto":
             find it.
         rows: the first row of the tensor and the one after the last, counted through all its matrices (experts).
             None: all rows.
+        shape: of x, for a file of plain numbers: (M, K), or (K, M) if it is transposed.
         threads: for the exact products; 0: one per core.
         fast_math: the engine's activation quantizer was built with approximate division (`-use_fast_math`). The bound
             is widened by |w|·d_a for each code that this may change.
         taken: uint8[M, row bytes]: the activation blocks of `definition`, if these were the engine's input.
         command: the command line that repeats it.
 
-    A float16 output was rounded once more: see `semantics.narrow`.
+    An output of 16 bits was rounded once more: see `semantics.narrow`.
 
     Raises:
         MalformedFile: the model cannot be read safely.
@@ -74,10 +79,12 @@ def judge_captured(
         if not 0 <= start < stop <= found.n_rows:
             raise UsageError(f"rows {start}:{stop} are out of range: {quoted(tensor)} has {found.n_rows} rows")
         names = _definitions(fmt, definition)
-        with (
-            open_array("x", x, (None, found.k), ("float32",)) as values,
-            open_array("y", y, (None, stop - start), ("float32", "float16")) as outputs,
-        ):
+        with contextlib.ExitStack() as files:
+            read_x = files.enter_context(open_captured("x", x, found.k, shape))
+            values = read_x.values
+            stated = None if shape is None else (len(values), stop - start)
+            read_y = files.enter_context(open_captured("y", y, stop - start, stated))
+            outputs = read_y.values
             if len(values) != len(outputs):
                 raise UsageError(f"x has {len(values)} tokens, y has {len(outputs)}")
             if len(values) > MOST_TOKENS:
@@ -86,22 +93,41 @@ def judge_captured(
             blocks = None
             if taken is not None:
                 blocks = _blocks(taken, names.get(definition), len(values), found.k)
-            sample = Sample(fmt, all_rows, values, outputs, blocks)
+            sample = Sample(fmt, all_rows, values, outputs, read_y.type, blocks)
             said: dict[str, Any] = {
                 "file": str(model.path), "tensor": tensor, "type": fmt.name, "sha256": model.sha256(),
-                "m": len(values), "n": stop - start, "k": found.k, "first_row": start, "output": outputs.dtype.name,
-                "claimed": definition, "command": command or _command(path, tensor, x, y, definition, rows, fast_math),
+                "m": len(values), "n": stop - start, "k": found.k, "first_row": start, "output": read_y.type,
+                "claimed": definition, "read": tuple(each.note for each in (read_x, read_y) if each.note),
+                "command": command or _command(path, tensor, x, y, definition, rows, shape, fast_math),
             }  # fmt: skip
             made = judge_sample(sample, names, definition, threads or cores(), fast_math)
+            if made["wrong"] and blocks is None:
+                for turned, words in _turned(sample):
+                    other = judge_sample(turned.some(), names, definition, threads or cores(), fast_math)
+                    if other["outputs"] and not other["wrong"]:
+                        made["lines"] = (words, *made["lines"])
     return Judged(**said, **_placed(made, start, found.offset, found.row_bytes, found.part))
 
 
+def _turned(sample: Sample) -> Iterator[tuple[Sample, str]]:
+    """Yield the sample with x, then y, in the other order of plain numbers, which a square shape does not show either;
+    and what is said if it fits."""
+    (m, k), n = sample.x.shape, sample.y.shape[1]
+    if sample.x.flags.c_contiguous and min(m, k) > 1:
+        yield replace(sample, x=sample.x.reshape(k, m).T), f"x is transposed: it fits as [K, M], {k} x {m}"
+    if sample.y.flags.c_contiguous and min(m, n) > 1:
+        yield replace(sample, y=sample.y.reshape(n, m).T), f"y is transposed: it fits as [N, M], {n} x {m}"
+
+
 def _command(
-    path: Path | str, tensor: str, x: object, y: object, definition: str, rows: tuple[int, int] | None, fast_math: bool
-) -> str:
+    path: Path | str, tensor: str, x: object, y: object, definition: str, rows: tuple[int, int] | None,
+    shape: tuple[int, int] | None, fast_math: bool,
+) -> str:  # fmt: skip
     if not isinstance(x, Path | str) or not isinstance(y, Path | str):
         return ""
     flags: dict[str, str | None] = {"--tensor": tensor, "--x": str(x), "--y": str(y)}
+    if shape is not None:
+        flags["--shape"] = f"{shape[0]}x{shape[1]}"
     if definition != AUTO:
         flags["--definition"] = definition
     if rows is not None:
@@ -198,7 +224,7 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
         open_array("y", y, (case.m, case.n), ("float32",)) as out,
     ):
         blocks = _blocks(taken, names.get(claimed), case.m, case.k) if taken.is_file() and claimed != AUTO else None
-        made = judge_sample(Sample(fmt, rows, values, out, blocks), names, claimed, threads or cores(), fast_math)
+        made = judge_sample(Sample(fmt, rows, values, out, taken=blocks), names, claimed, threads or cores(), fast_math)
     flags: dict[str, str | None] = {"--definition": definition} if definition else {}
     return Judged(
         file=str(weights), tensor=case.tensor, type=fmt.name, sha256=(), m=case.m, n=case.n, k=case.k, first_row=0,

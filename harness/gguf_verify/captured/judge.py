@@ -39,20 +39,21 @@ _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 32, 256
 class Sample:
     """A captured product and its weights.
 
-    x float32[M, K], y[M, N], rows uint8[N, row bytes]; taken uint8[M, row bytes]: the kernel's activation blocks, if
-    known.
+    x float32 or float16[M, K], y[M, N], rows uint8[N, row bytes]; output: the type in which the engine stored y
+    ("float32", "float16", "bfloat16"); taken uint8[M, row bytes]: the kernel's activation blocks, if known.
     """
 
     fmt: WeightFormat
     rows: Bytes
-    x: Floats
+    x: npt.NDArray[Any]
     y: npt.NDArray[Any]
+    output: str = "float32"
     taken: Bytes | None = None
 
     def part(self, tokens: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> Sample:
         """These tokens and rows."""
         taken = None if self.taken is None else self.taken[tokens]
-        return Sample(self.fmt, self.rows[rows], self.x[tokens], self.y[np.ix_(tokens, rows)], taken)
+        return Sample(self.fmt, self.rows[rows], self.x[tokens], self.y[np.ix_(tokens, rows)], self.output, taken)
 
     def window(self, at: tuple[int, int, float, float, float] | None) -> Sample:
         """As many tokens and rows as a diagnosis examines, with output `at` among them."""
@@ -179,7 +180,7 @@ def claimable(fmt: WeightFormat) -> dict[str, Semantics]:
 
 
 def _explained(sample: Sample, semantics: Semantics, threads: int) -> tuple[tuple[str, ...], tuple[FaultMatch, ...]]:
-    given: npt.NDArray[Any] = np.ascontiguousarray(sample.x) if sample.taken is None else sample.taken
+    given: npt.NDArray[Any] = np.ascontiguousarray(sample.x, np.float32) if sample.taken is None else sample.taken
     with np.errstate(all="ignore"):
         y = np.ascontiguousarray(sample.y, np.float32)
     told = diagnose(y, sample.fmt, semantics, sample.rows, given, threads=threads)
@@ -214,8 +215,7 @@ def _by(sample: Sample, semantics: Semantics, threads: int, fast_math: bool) -> 
             rows = np.ascontiguousarray(sample.rows[start : start + step])
             got = sample.y[part, start : start + step]
             p = expected(semantics, fmt, rows, x, threads, taken)
-            if got.dtype.type is np.float16:
-                p = stored(p, "float16")
+            p = stored(p, sample.output)
             with np.errstate(all="ignore"):
                 slack = np.zeros(p.exact.shape)
                 if fast_math and semantics.activations is not None and isinstance(fmt, BlockFormat):

@@ -44,7 +44,7 @@ class Judged(Shown):
         sha256: of each part of the model.
         m, n, k: tokens, rows and columns.
         first_row: of the tensor, with which the rows begin.
-        output: the type of y: "float32" or "float16".
+        output: the type of y: "float32", "float16" or "bfloat16".
         claimed: the definition that was claimed; "auto" for none.
         definition: the one that y was judged by: the claimed one, or the one that fits, or the nearest.
         candidates: every definition that was tried, on some rows and tokens, the nearest first.
@@ -57,6 +57,7 @@ class Judged(Shown):
         ambiguous: activation codes that an approximate division may set differently, for which the bound was widened.
         lines: what explains wrong outputs.
         faults: the faults of the catalogue that do.
+        read: how x and y were read, where they are not matrices of NumPy's format: plain numbers, transposed.
         command: that repeats it.
         gguf_verify: this project's version.
     """
@@ -83,6 +84,7 @@ class Judged(Shown):
     ambiguous: int = 0
     lines: tuple[str, ...] = ()
     faults: tuple[FaultMatch, ...] = ()
+    read: tuple[str, ...] = ()
     command: str = ""
     gguf_verify: str = field(default_factory=project_version)
 

@@ -26,6 +26,8 @@ from .parser import Parser
 _EPILOG = """\
 examples:
   gguf-verify judge --tensor blk.0.attn_q.weight --x x.npy --y y.npy model.gguf
+  gguf-verify judge --tensor blk.0.attn_q.weight --x x.f32 --y y.f32 --shape 5x256 model.gguf
+  gguf-verify judge --tensor blk.0.attn_q.weight --x dump.safetensors --y dump.safetensors model.gguf
   gguf-verify judge CASE      # a folder that `gguf-verify MODEL.gguf --save-case CASE` wrote
 
 """
@@ -42,8 +44,14 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL.gguf|CASE", help="the file that holds the weights, or a saved case")
     add("--tensor", metavar="NAME", help="exact name of the weights' tensor")
-    add("--x", type=Path, metavar="X.npy", help="float32[M, K]: the activations, before any quantization")
-    add("--y", type=Path, metavar="Y.npy", help="float32[M, N] or float16[M, N]: the outputs")
+    add(
+        "--x",
+        metavar="FILE",
+        help="the activations [M, K], before any quantization: .npy, .safetensors (FILE:TENSOR of several), or plain "
+        "numbers (.f32, .f16, .bf16)",
+    )
+    add("--y", metavar="FILE", help="the outputs [M, N], likewise; an array that is transposed is recognised")
+    add("--shape", metavar="MxK", help="the shape of a plain x: tokens x columns, or columns x tokens if transposed")
     add(
         "--definition",
         metavar="NAME",
@@ -59,7 +67,7 @@ def build_parser() -> Parser:
     add_detail(parser, "the traceback of an internal error")
     add_reports(parser, Kind.JUDGEMENT)
     add_common(parser)
-    parser.show_first("model", "--tensor", "--x", "--y", "--definition", "--rows")
+    parser.show_first("model", "--tensor", "--x", "--y", "--shape", "--definition", "--rows")
     return parser
 
 
@@ -72,8 +80,9 @@ def run(argv: list[str]) -> int:
         check_ranges(("-t", args.threads, 0, MOST_THREADS))
         files = asked_for(args, Kind.JUDGEMENT)
         if args.model.is_dir():
-            if any(v is not None for v in (args.tensor, args.x, args.y, args.rows)):
-                raise UsageError("a case holds its own tensor, x, y and rows: remove --tensor, --x, --y and --rows")
+            own = [name for name in ("tensor", "x", "y", "rows", "shape") if getattr(args, name) is not None]
+            if own:
+                raise UsageError(f"a case holds its own arrays: remove {', '.join(f'--{name}' for name in own)}")
             judged = judge_case(args.model, args.definition or "", threads=args.threads, fast_math=args.fast_math)
         else:
             missing = [f"--{name}" for name in ("tensor", "x", "y") if getattr(args, name) is None]
@@ -85,19 +94,20 @@ def run(argv: list[str]) -> int:
                 args.x,
                 args.y,
                 args.definition or AUTO,
-                _rows(args.rows),
+                _numbers("--rows", args.rows, ":", "A:B"),
+                shape=_numbers("--shape", args.shape, "x", "MxK"),
                 threads=args.threads,
                 fast_math=args.fast_math,
             )
         return deliver(Kind.JUDGEMENT, judged, judged.exit_code, form(args), files)
 
 
-def _rows(text: str | None) -> tuple[int, int] | None:
+def _numbers(option: str, text: str | None, between: str, form: str) -> tuple[int, int] | None:
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,12}):([0-9]{1,12})", text)
+    found = re.fullmatch(f"([0-9]{{1,12}}){between}([0-9]{{1,12}})", text)
     if found is None:
-        raise UsageError(f"--rows must be A:B, two numbers, not {text[:40]!a}")
+        raise UsageError(f"{option} must be {form}, two numbers, not {text[:40]!a}")
     return int(found[1]), int(found[2])
 
 

@@ -7,8 +7,9 @@ import ast
 import contextlib
 import warnings
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,16 @@ _MOST_HEADER = 4096
 _KEYS = {"descr", "fortran_order", "shape"}
 #: Exceptions when reading a file that is no array; the header is a Python literal.
 _UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, MemoryError
+
+
+class Stored(NamedTuple):
+    """Where an array lies in a file: its type, shape, the offset of its data in bytes, and its order."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    order: Literal["C", "F"] = "C"
 
 
 @contextlib.contextmanager
@@ -44,42 +55,59 @@ def open_array(
         _check(name, given.dtype, given.shape, shape, types)
         yield given
         return
-    path = Path(given)
+    stored = npy_header(name, Path(given))
+    _check(name, stored.dtype, stored.shape, shape, types)
+    yield map_numbers(name, stored)
+
+
+def map_numbers(name: str, stored: Stored) -> npt.NDArray[Any]:
+    """Return the array, memory-mapped. Raises UsageError if the file is too short, or cannot be mapped."""
+    path, dtype, shape, offset, order = stored
+    size = prod(shape) * dtype.itemsize
     try:
-        held, dtype, data_at, order = _header(path)
-        _check(name, dtype, held, shape, types)
-        size = int(np.prod(held, dtype=object)) * dtype.itemsize if held else 0
-        if path.stat().st_size < data_at + size:
+        if path.stat().st_size < offset + size:
             raise UsageError(f"{name}: {printable(str(path))} ends before the end of its data")
-        if not size:
-            yield np.zeros(held, dtype)
-            return
-        mapped = np.memmap(path, dtype, "r", data_at, held, order)
+        return np.memmap(path, dtype, "r", offset, shape, order) if size else np.zeros(shape, dtype)
     except _UNREADABLE as error:
-        raise UsageError(f"{name}: cannot read {printable(str(path))}: {first_line(error)}") from None
-    yield mapped
+        raise _unreadable(name, path, error) from None
 
 
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]]:
-    """Return shape, dtype, data offset and order of an `.npy` file. Raises OSError, ValueError, UsageError."""
-    if not path.is_file():
-        raise UsageError(
-            f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
-        )
-    with open_regular(path) as file:
-        said = _literal(file)
-        at = file.tell()
-    if not isinstance(said, dict) or said.keys() != _KEYS or not isinstance(said["fortran_order"], bool):
-        raise ValueError("its header is not that of an array")
-    shape = said["shape"]
-    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise ValueError("its header has no shape")
+def is_npy(path: Path) -> bool:
+    """Whether a file begins as those in NumPy's format do. False for one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (OSError, ValueError):
+        return False
+
+
+def npy_header(name: str, path: Path) -> Stored:
+    """Return the array of an `.npy` file. Raises UsageError."""
+    try:
+        if not path.is_file():
+            raise UsageError(
+                f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
+            )
+        with open_regular(path) as file:
+            said = _literal(file)
+            at = file.tell()
+        if not isinstance(said, dict) or said.keys() != _KEYS or not isinstance(said["fortran_order"], bool):
+            raise ValueError("its header is not that of an array")
+        shape = said["shape"]
+        if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+            raise ValueError("its header has no shape")
+    except _UNREADABLE as error:
+        raise _unreadable(name, path, error) from None
     try:
         dtype = number_type(said["descr"], CODES_OF_FILES)
     except ValueError:
         kind = printable(str(said["descr"]), 60)
         raise UsageError(f"{printable(str(path))} holds {kind}, which is not a number type") from None
-    return shape, dtype, at, "F" if said["fortran_order"] else "C"
+    return Stored(path, dtype, shape, at, "F" if said["fortran_order"] else "C")
+
+
+def _unreadable(name: str, path: Path, error: BaseException) -> UsageError:
+    return UsageError(f"{name}: cannot read {printable(str(path))}: {first_line(error)}")
 
 
 def _literal(file: BinaryIO) -> Any:

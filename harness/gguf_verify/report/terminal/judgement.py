@@ -29,6 +29,7 @@ def _parts(j: Judged, form: Form) -> Iterator[RenderableType]:
         ("weights", f"{printable(j.tensor, 64)}, {j.type}, rows {j.first_row}:{stop} of {printable(j.file, 200)}"),
         *((("sha256" if not i else "", digest)) for i, digest in enumerate(j.sha256)),
         ("product", f"M = {j.m:,} tokens, N = {j.n:,} rows, K = {j.k:,} columns; outputs {j.output}"),
+        *((("read" if not i else "", printable(note, 200))) for i, note in enumerate(j.read)),
         ("judged by", _by(j)),
     ])  # fmt: skip
     if j.candidates:
