@@ -324,7 +324,7 @@ def test_another_order_of_values_is_wrong_and_named(tmp_path: Path, case: Case) 
         ((x[:n], np.ascontiguousarray(y[:n].T)), "y is transposed: it fits as [N, M], 8 x 8"),
         ((x[:5], plain_y), "y is transposed: it fits as [N, M], 8 x 5"),
     ):
-        judged = judge_captured(MODEL, TENSOR, *given, "f32", (0, n), threads=1)
+        judged = judge_captured(MODEL, TENSOR, given[0], given[1], "f32", (0, n), threads=1)
         assert (judged.verdict, judged.lines[0]) == ("mismatch", said)
     y[:, 3] *= 1.01
     assert "transposed" not in str(judge_captured(MODEL, TENSOR, x[:n], y[:n], "f32", (0, n), threads=1).lines)

@@ -24,7 +24,11 @@ from ..support.text import printable, quoted
 #: The types of values, by the endings of files of plain numbers, which are little-endian.
 PLAIN = {".f32": "float32", ".f16": "float16", ".bf16": "bfloat16"}
 #: How they lie in a file. NumPy lacks bfloat16: its bits are read.
-_NUMBERS = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+_NUMBERS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
 _OF_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SAFETENSORS = ".safetensors"
 #: The most values of bfloat16, which are copied to float32.
