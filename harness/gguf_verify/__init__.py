@@ -47,6 +47,11 @@ _PUBLIC = {
 _NAMED_THERE = {"audit_model": "audit"}
 
 
+def __dir__() -> list[str]:
+    """What is public: `dir(gguf_verify)`, and what an editor or a notebook completes."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from .support.version import project_version

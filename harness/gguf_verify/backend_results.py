@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -19,7 +19,8 @@ GRAPH_SCHEMA = 1
 #: A prompt of some tokens, in words that every tokenizer knows.
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
-GraphVerdict = Literal["verified", "mismatch", "interrupted", "broken off", "not everything verified"]
+if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
+    GraphVerdict = Literal["verified", "mismatch", "interrupted", "broken off", "not everything verified"]
 EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
 
 

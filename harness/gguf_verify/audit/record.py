@@ -35,17 +35,18 @@ if TYPE_CHECKING:
     from .source import Comparison
     from .source_keys import SourceKeys
 
-AuditVerdict = Literal[
-    "clean",
-    "clean in the sample",
-    "clean as far as checked",
-    "waived",
-    "warnings",
-    "wrong",
-    "refused",
-    "broken off",
-    "not everything verified",
-]
+    # at run time, completion in notebooks (jedi) fails on a property of such a type
+    AuditVerdict = Literal[
+        "clean",
+        "clean in the sample",
+        "clean as far as checked",
+        "waived",
+        "warnings",
+        "wrong",
+        "refused",
+        "broken off",
+        "not everything verified",
+    ]
 
 
 @dataclass

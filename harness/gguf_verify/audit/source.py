@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -38,7 +38,8 @@ _F16, _BF16 = 1, 30
 
 #: "same": every byte. "differs": not llama.cpp's result. "possible": llama.cpp may give it with some importance matrix.
 #: "impossible": it cannot with any. "missing": the source has no such tensor. "not compared": see `unverified`.
-Outcome = Literal["same", "differs", "possible", "impossible", "missing", "not compared"]
+if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
+    Outcome = Literal["same", "differs", "possible", "impossible", "missing", "not compared"]
 
 
 @dataclass(frozen=True)

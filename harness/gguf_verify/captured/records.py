@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..diagnosis.identify import Candidate
 from ..results.diagnoses import FaultMatch
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 from ..support.shown import Shown
 from ..support.version import project_version
+
+if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
+    Verdict = Literal["verified", "mismatch", "not everything verified"]
 
 #: The claim that means: find the definition that fits.
 AUTO = "auto"
@@ -96,7 +99,7 @@ class Judged(Shown):
         return EXIT_UNVERIFIED if self.left or not self.outputs else EXIT_VERIFIED
 
     @property
-    def verdict(self) -> Literal["verified", "mismatch", "not everything verified"]:
+    def verdict(self) -> Verdict:
         """The exit code in words."""
         if self.wrong:
             return "mismatch"

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from .rules import RULES, Effect
 
-Severity = Literal["error", "warning", "note"]
+if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
+    Severity = Literal["error", "warning", "note"]
 
 #: The most findings of one rule that are listed; further ones are counted.
 MAX_PER_RULE = 20

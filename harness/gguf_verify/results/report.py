@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -23,6 +23,9 @@ from .rungs import RungResult
 ReportVerdict = Literal[
     "verified", "verified on drawn data", "waived", "mismatch", "interrupted", "broken off", "not everything verified",
 ]  # fmt: skip
+
+if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
+    Verdict = ReportVerdict
 
 #: The reason for an early end: nothing, `Options.exit_first`, `Options.budget`, or a signal.
 EndedBy = Literal["", "first failure", "budget", "SIGINT", "SIGTERM", "SIGHUP"]
@@ -103,7 +106,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         return f"{words}; it left unverified: {left}" if left else words
 
     @property
-    def verdict(self) -> ReportVerdict:
+    def verdict(self) -> Verdict:
         """The exit code in words."""
         words: dict[int, ReportVerdict] = {
             EXIT_VERIFIED: "verified",

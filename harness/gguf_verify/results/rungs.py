@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
@@ -25,7 +25,9 @@ MAX_FAILURES = 20
 
 RungVerdict = Literal["passed", "waived", "failed", "unverified"]
 
-RungOutcome = Literal["passed", "waived", "failed", "unverified", "broken off"]
+if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
+    Verdict = RungVerdict
+    Outcome = Literal[RungVerdict, "broken off"]
 
 
 class RungResult(msgspec.Struct, kw_only=True):
@@ -108,7 +110,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         return self.verdict == "passed"
 
     @property
-    def verdict(self) -> RungVerdict:
+    def verdict(self) -> Verdict:
         """A rung that measured nothing has not passed, and one with a waived failure has not passed either."""
         if self.n_failures != self.n_waived:
             return "failed"
@@ -122,7 +124,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         return sum(self.waived.values())
 
     @property
-    def outcome(self) -> RungOutcome:
+    def outcome(self) -> Outcome:
         """The verdict, or that the rung was broken off."""
         return "broken off" if self.fault else self.verdict
 

@@ -23,12 +23,13 @@ DELAY = 1.0
 def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: int = 0) -> tqdm[Any]:
     """Return a bar that appears after a second and vanishes at the end.
 
-    If standard error is not a terminal, returns `Lines` instead: a log file would keep each step of a bar.
+    If standard error is neither a terminal nor a notebook, returns `Lines` instead: a log file would keep each step of
+    a bar.
 
     Args:
         initial: the amount done before.
     """
-    if shown and sys.stderr is not None and not sys.stderr.isatty():
+    if shown and sys.stderr is not None and not _redraws():
         return Lines(what, total, unit, initial)  # type: ignore[return-value]
     shown = shown and sys.stderr is not None
     bar: tqdm[Any] = _tqdm()(
@@ -45,6 +46,16 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: 
         dynamic_ncols=True,
     )
     return bar
+
+
+def _redraws() -> bool:
+    """Whether standard error shows a line that is written again in its place: a terminal, or a notebook's cell."""
+    return sys.stderr is not None and (sys.stderr.isatty() or _is_notebook())
+
+
+def _is_notebook() -> bool:
+    """Whether standard error is the output of a notebook's cell."""
+    return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
 def _tqdm() -> type[tqdm[Any]]:
@@ -130,15 +141,17 @@ def under_way(bar: tqdm[Any], name: str) -> None:
 class Steps:
     """`with Steps(shown) as told: told("compiling Q4_K")`: a line that names the current step and counts its seconds.
 
-    Like a bar it appears after a second, vanishes at the end, and is shown only on a terminal. A thread of its own
-    writes it, because the main thread is busy compiling or loading.
+    Like a bar it appears after a second, vanishes at the end, and is shown only on a terminal or in a notebook. A
+    thread of its own writes it, because the main thread is busy compiling or loading.
     """
 
     #: Seconds until the line appears, and between two updates.
     DELAY, PERIOD = 1.0, 0.5
 
     def __init__(self, shown: bool) -> None:
-        self._shown = shown and sys.stderr is not None and sys.stderr.isatty()
+        self._shown = shown and _redraws()
+        #: What clears the line: a notebook knows no escape sequence for it.
+        self._clear = f"\r{' ' * 76}\r" if _is_notebook() else "\r\x1b[K"
         self._step: tuple[str, float] | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -156,9 +169,9 @@ class Steps:
             if self._step is not None and time.monotonic() - begun >= self.DELAY:
                 words, since = self._step
                 written = True
-                self._put(f"\r\x1b[K{words[:60]} … {time.monotonic() - since:.0f} s")
+                self._put(f"{self._clear}{words[:60]} … {time.monotonic() - since:.0f} s")
         if written:
-            self._put("\r\x1b[K")
+            self._put(self._clear)
 
     @staticmethod
     def _put(text: str) -> None:

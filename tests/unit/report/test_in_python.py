@@ -6,14 +6,17 @@ import json
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin, get_type_hints
 
 import msgspec
 import pytest
 
 import gguf_verify
 from gguf_verify.audit.record import Audit, AuditHeader
+from gguf_verify.audit.source import Comparison
+from gguf_verify.backend_results import GraphReport
 from gguf_verify.captured import Judged
+from gguf_verify.gguf.records import Finding
 from gguf_verify.identification import IdentifyHeader, IdentifyReport
 from gguf_verify.report.json import of_run
 from gguf_verify.report.message import MOST_LINES
@@ -52,6 +55,25 @@ def wrong(tensor: str = "blk.0.attn_q.weight", lines: tuple[str, ...] = ("nibble
         outputs=1000, lines=lines,
     )  # fmt: skip
     return report
+
+
+def test_the_package_lists_its_public_names() -> None:
+    """And no import of its own; each is there."""
+    assert dir(gguf_verify) == sorted(gguf_verify.__all__)
+    assert all(getattr(gguf_verify, name) is not None for name in dir(gguf_verify))
+
+
+@pytest.mark.parametrize("kind", [Report, RungResult, Audit, GraphReport, Judged, IdentifyReport, Finding, Comparison])
+def test_no_property_of_a_result_ends_completion(kind: type) -> None:
+    """jedi, by which notebooks complete names, fails on a whole object for one property of a `Literal` type. One that
+    only type checkers know is no type to it."""
+    for each in vars(kind).values():
+        if isinstance(each, property):
+            try:
+                returned = get_type_hints(each.fget)["return"]
+            except NameError:
+                continue
+            assert get_origin(returned) is not Literal, each.fget
 
 
 def test_every_form_has_what_is_declared_and_what_was_skipped() -> None:

@@ -34,6 +34,23 @@ def test_lines_stand_above_a_bar_that_is_shown(late: bool) -> None:
     assert "a line\n" in out.getvalue()
 
 
+class NotebookOutput(io.StringIO):
+    """Standard error of a cell, as ipykernel makes it."""
+
+
+NotebookOutput.__module__ = "ipykernel.iostream"
+
+
+def test_a_notebook_has_a_bar() -> None:
+    with redirect_stderr(NotebookOutput()) as out, progress_bar("layers", 9, "GEMM", shown=True) as bar:
+        bar.start_t -= 100
+        bar.update()
+        bar.refresh()
+        assert "layers:  11%" in out.getvalue()
+    assert out.getvalue().endswith(" \r")  # it is gone
+    assert "\x1b" not in out.getvalue()
+
+
 # ---- in a log --------------------------------------------------------------------------------------------------------
 
 
@@ -120,13 +137,16 @@ def waited_for(stream: io.StringIO, words: str) -> bool:
     return False
 
 
-def test_a_step_is_shown_with_its_seconds_and_vanishes() -> None:
-    with redirect_stderr(Terminal()) as stream, Quick(True) as told:
+@pytest.mark.parametrize(("kind", "clear"), [(Terminal, "\r\x1b[K"), (NotebookOutput, f"\r{' ' * 76}\r")])
+def test_a_step_is_shown_with_its_seconds_and_vanishes(kind: type[io.StringIO], clear: str) -> None:
+    """A notebook knows no escape sequence that clears a line."""
+    with redirect_stderr(kind()) as stream, Quick(True) as told:
         told("compiling Q4_K for the CPU (2 of 3)")
         assert waited_for(stream, "compiling Q4_K for the CPU (2 of 3) … 0 s")
         told("importing my.py:gemm")
         assert waited_for(stream, "importing my.py:gemm")
-    assert stream.getvalue().endswith("\r\x1b[K")
+    assert stream.getvalue().endswith(clear)
+    assert kind is Terminal or "\x1b" not in stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import RenderableType
@@ -15,15 +16,19 @@ from ...audit.content import Content, affected
 from ...audit.fingerprint import Fingerprint
 from ...audit.many import Audits, Unopened
 from ...audit.record import Audit
-from ...audit.source import Comparison, Outcome
+from ...audit.source import Comparison
 from ...gguf.file import GgufFile
-from ...gguf.records import Finding, Severity
+from ...gguf.records import Finding
 from ...gguf.rules import RULES, Rule
 from ...support.command_line import shown
 from ...support.text import byte_range, counted, printable
 from ..writer import Form
 from . import xray
 from .console import DIM, STYLES, WARN, capped, facts, rendered, said, table, verdict_line, waiver_lines
+
+if TYPE_CHECKING:
+    from ...audit.source import Outcome
+    from ...gguf.records import Severity
 
 #: Limits without -v; the rest is counted.
 MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS, MOST_OF_RULE = 3, 10, 5, 3
