@@ -120,6 +120,14 @@ MESSAGES: dict[str, Message] = {
             "`--host cpu`, where the same CUDA source gives the same bits.",
         ),
         Message(
+            "unsupported-machine",
+            "This is not Linux on an x86-64 processor.",
+            "The definitions of llama.cpp's CPU backend are those of its x86-64 builds, and processes are confined by what "
+            "only Linux offers.",
+            "On Windows with such a processor, use WSL2. Elsewhere, run the image of the repository's Dockerfile with "
+            "`docker run --platform linux/amd64`, which emulates one.",
+        ),
+        Message(
             "device",
             "--device names no device of this build of llama.cpp.",
             "Another device runs other code.",

@@ -8,6 +8,9 @@ from .errors import EnvironmentFault
 
 _SYSTEMS = {"Darwin": "macOS"}
 _X86_64 = ("x86_64", "amd64")
+_DOCKER = "Docker with --platform linux/amd64"
+#: Where the system offers one, a Linux for this very processor comes first.
+_WAYS = {"Windows": "WSL2 or Docker"}
 
 
 def check_machine() -> None:
@@ -20,4 +23,8 @@ def check_machine() -> None:
     if system == "Linux" and machine.lower() in _X86_64:
         return
     here = f"{_SYSTEMS.get(system, system)} on {machine}".strip() or "an unknown system"
-    raise EnvironmentFault(f"gguf-verify runs on Linux on x86-64 processors only, not on {here}")
+    way = _WAYS.get(system, _DOCKER) if machine.lower() in _X86_64 else _DOCKER
+    raise EnvironmentFault(
+        f"gguf-verify runs on Linux on x86-64 processors only, not on {here}; run it in {way}",
+        "unsupported-machine",
+    )

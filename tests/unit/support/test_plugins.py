@@ -83,14 +83,17 @@ def test_its_command_ends_with_the_error(broken: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "named"),
+    ("system", "machine", "named", "way"),
     [
-        ("Linux", "aarch64", "Linux on aarch64"), ("Darwin", "arm64", "macOS on arm64"),
-        ("Darwin", "x86_64", "macOS on x86_64"), ("Windows", "AMD64", "Windows on AMD64"),
+        ("Linux", "aarch64", "Linux on aarch64", "Docker with --platform"),
+        ("Darwin", "arm64", "macOS on arm64", "Docker with --platform"),
+        ("Darwin", "x86_64", "macOS on x86_64", "Docker with --platform"),
+        ("Windows", "AMD64", "Windows on AMD64", "WSL2 or Docker"),
+        ("Windows", "ARM64", "Windows on ARM64", "Docker with --platform"),
     ],
 )  # fmt: skip
 def test_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, machine: str, named: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, machine: str, named: str, way: str
 ) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -102,6 +105,7 @@ def test_refused(
         assert said.out == ""
         assert said.err.count("\n") == 1
         assert named in said.err
+        assert f"run it in {way}" in said.err
 
 
 def test_supported(monkeypatch: pytest.MonkeyPatch) -> None:
