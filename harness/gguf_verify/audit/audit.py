@@ -119,11 +119,14 @@ def _waive(result: Audit, waivers: Sequence[Waiver], day: date) -> None:
     for f in result.findings:
         if f.severity == "note" or (f.severity == "warning" and not result.strict) or f == result.refused:
             continue
-        fitting = [i for i, w in enumerate(mine) if w.covers_finding(f.id, f.owner)]
-        valid = [i for i in fitting if not mine[i].expired(day)]
-        for i in valid[:1] or fitting:
-            counts[i] += 1
-        if valid:
+        covered = []  # it, and each owner of those that it stands for
+        for owner in [f.owner, *sorted(f.unlisted)]:
+            fitting = [i for i, w in enumerate(mine) if w.covers_finding(f.id, owner)]
+            valid = [i for i in fitting if not mine[i].expired(day)]
+            for i in valid[:1] or fitting:
+                counts[i] += 1
+            covered.append(bool(valid))
+        if all(covered):
             waived.add(f)
     result.waived = frozenset(waived)
     result.waivers = tuple(w.use(n, day) for w, n in zip(mine, counts, strict=True))

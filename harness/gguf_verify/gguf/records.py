@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
@@ -68,6 +68,7 @@ class Finding:
         owner: the key or tensor concerned, as in the file (not escaped), or "".
         part: index of the file in a split model.
         more: number of further findings of its rule that are not listed; 0 but for the last one that is.
+        unlisted: their owners.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Finding:
     owner: str = ""
     part: int = 0
     more: int = 0
+    unlisted: frozenset[str] = frozenset()
 
     @property
     def severity(self) -> Severity:
@@ -115,11 +117,14 @@ class Findings:
     def __init__(self) -> None:
         self._kept: list[Finding] = []
         self._totals: Counter[str] = Counter()
+        self._unlisted: defaultdict[str, set[str]] = defaultdict(set)
 
     def add(self, finding: Finding) -> None:
         self._totals[finding.id] += 1
         if self._totals[finding.id] <= MAX_PER_RULE:
             self._kept.append(finding)
+        else:
+            self._unlisted[finding.id].add(finding.owner)
 
     def listed(self, part: int | None = None) -> tuple[Finding, ...]:
         """Return all kept findings, with `part` if it is given.
@@ -132,7 +137,8 @@ class Findings:
             left[f.id] -= 1
             more = self._totals[f.id] - MAX_PER_RULE
             if not left[f.id] and more > 0:
-                f = replace(f, found=f"{f.found} (and {more} more of this kind)", more=more)
+                unlisted = frozenset(self._unlisted[f.id])
+                f = replace(f, found=f"{f.found} (and {more} more of this kind)", more=more, unlisted=unlisted)
             listed.append(f if part is None else replace(f, part=part))
         return tuple(listed)
 

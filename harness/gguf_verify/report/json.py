@@ -111,7 +111,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
 
 def _finding(f: Finding, waived: bool) -> dict[str, Any]:
     fields = {"severity": f.severity, "waived": waived, **asdict(f)}
-    del fields["more"]  # `not_listed` has the number
+    del fields["more"], fields["unlisted"]  # `not_listed` has the number
     return fields
 
 

@@ -158,8 +158,11 @@ def _say(result: RungResult, findings: Iterable[Finding]) -> None:
             continue
         if finding.severity == "error":
             result.fail(Failure(finding.line(), finding.owner, part=finding.part, culprit="file"))
+            for owner in finding.unlisted:
+                result.fail_more("file", 1, owner)
         elif finding.id.endswith(_NOTHING_HELD):
-            result.leave(finding.owner, f"{finding.found} [{finding.id}]", culprit="file")
+            for owner in (finding.owner, *sorted(finding.unlisted)):
+                result.leave(owner, f"{finding.found} [{finding.id}]", culprit="file")
         else:
             result.notes.append(finding.line())
 

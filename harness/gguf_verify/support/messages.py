@@ -122,8 +122,8 @@ MESSAGES: dict[str, Message] = {
         Message(
             "unsupported-machine",
             "This is not Linux on an x86-64 processor.",
-            "The definitions of llama.cpp's CPU backend are those of its x86-64 builds, and processes are confined by what "
-            "only Linux offers.",
+            "The definitions of llama.cpp's CPU backend are those of its x86-64 builds, and processes are confined by "
+            "what only Linux offers.",
             "On Windows with such a processor, use WSL2. Elsewhere, run the image of the repository's Dockerfile with "
             "`docker run --platform linux/amd64`, which emulates one.",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -16,14 +17,16 @@ from gguf_verify.audit.readers import READERS
 from gguf_verify.audit.readings import EXPLAIN
 from gguf_verify.gguf.consistency import check_consistency
 from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.records import MAX_PER_RULE, capped, finding
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama.library import Llama
 from gguf_verify.report import json as as_json
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.report.writers import MARKDOWN
 from gguf_verify.results.options import Options
+from gguf_verify.rungs.bytes import _say
 from gguf_verify.support.errors import EnvironmentFault
-from tests.support import corpus
+from tests.support import corpus, records
 from tests.support.audits import TINY, dies_at_scan, halves, ids, rule, run
 from tests.support.reader_table import PAGE, Table, _by_slug, render
 from tests.support.shown import json_of, text_of
@@ -200,6 +203,48 @@ def test_a_finding_is_waived_until_its_day(infinite: Path, tmp_path: Path) -> No
     path = written(tmp_path, f'finding = "{number}"\ntensor = "blk.1.*"')
     other = run(infinite, readers=False, digest=False, waivers=path, today=DAY)
     assert (other.exit_code, other.waivers[0].state) == (1, "unused")
+
+
+@pytest.fixture(scope="module")
+def infinite_everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a scale that is not finite in each matrix: more findings of a rule than are listed."""
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    data = bytearray(TINY["Q4_0"].read_bytes())
+    with open_model(TINY["Q4_0"]) as model:
+        for tensor in model.tensors.values():
+            if tensor.type.quantized:
+                data[tensor.offset : tensor.offset + 2] = b"\x00\x7c"
+    path.write_bytes(data)
+    return path
+
+
+def test_a_finding_that_is_not_listed_needs_its_waiver(infinite_everywhere: Path, tmp_path: Path) -> None:
+    plain = run(infinite_everywhere, readers=False, digest=False)
+    wrong = [f for f in plain.findings if f.severity == "error"]
+    assert len(wrong) == MAX_PER_RULE < MAX_PER_RULE + wrong[-1].more
+    assert len(wrong[-1].unlisted) == wrong[-1].more
+    names = [f.owner for f in wrong]
+
+    def exit_code(tensors: Sequence[str]) -> int:
+        path = tmp_path / "waivers.toml"
+        path.write_text("".join(
+            f'[[waiver]]\nfinding = "{wrong[0].id}"\ntensor = "{name}"\nreason = "x"\nuntil = 2026-12-31\n'
+            for name in tensors
+        ))  # fmt: skip
+        return run(infinite_everywhere, readers=False, digest=False, waivers=path, today=DAY).exit_code
+
+    assert exit_code(names) == 1
+    assert exit_code([*names, *wrong[-1].unlisted]) == 0
+    assert exit_code([*names[:-1], *wrong[-1].unlisted]) == 1
+
+
+def test_a_failure_that_is_not_listed_needs_its_waiver() -> None:
+    """In the bytes rung of a run, and of what holds nothing each tensor is left."""
+    result = records.rung("bytes")
+    _say(result, capped([*(finding("overlap", 0, 1, "a", "b", f"t{i}") for i in range(25)),
+                         *(finding("zero-bytes", 0, 1, "a", "b", f"z{i}") for i in range(25))]))  # fmt: skip
+    assert result.failing == {f"t{i}": 1 for i in range(25)}
+    assert [left.name for left in result.unverified] == [f"z{i}" for i in (*range(20), *range(20, 25))]
 
 
 def test_a_refused_file_is_never_waived(tmp_path: Path) -> None:
