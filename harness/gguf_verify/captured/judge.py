@@ -110,7 +110,6 @@ def judge_sample(
     }  # fmt: skip
     if not len(sample.x):
         return nothing | {"left": ("x has no token",)}
-    given = sample
     finite = np.concatenate([np.isfinite(part).all(axis=1) for part in _parts(sample.x)])
     left: list[str] = []
     if not finite.all():
@@ -118,7 +117,7 @@ def judge_sample(
         if not finite.any():
             return nothing | {"left": tuple(left)}
         sample = sample.part(np.flatnonzero(finite), np.arange(len(sample.rows)))
-    blank, number = _blank(given.y), np.flatnonzero(finite)
+    number = np.flatnonzero(finite)
     some = sample.some()
     first = {s.name: s for s in [*definitions(sample.fmt), *wider(sample.fmt)]}
     tried = first if claimed == AUTO else {claimed: names[claimed]}
@@ -164,8 +163,6 @@ def judge_sample(
                 if others[1]:
                     best, (lines, faults), found = name, others, _by(sample, names[name], threads, fast_math)
                     at = found.first
-        if blank and not faults:
-            lines = (blank, *(line for line in lines if not line.startswith("unknown: ")))
     return nothing | {
         "definition": best, "candidates": tuple(candidates), "wrong": found.wrong,
         "outputs": sample.y.size if found.energy or found.wrong else 0, "utilisation": found.utilisation,
@@ -185,13 +182,6 @@ def _explained(sample: Sample, semantics: Semantics, threads: int) -> tuple[tupl
         y = np.ascontiguousarray(sample.y, np.float32)
     told = diagnose(y, sample.fmt, semantics, sample.rows, given, threads=threads)
     return tuple(told.lines), told.faults
-
-
-def _blank(y: npt.NDArray[Any]) -> str:
-    """What outputs [M, N] without any information hold, in words; "" for others."""
-    if not y.any():
-        return "y is all zeros"
-    return "" if any(np.isfinite(part).any() for part in _parts(y)) else "no value of y is finite"
 
 
 def _parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:

@@ -169,10 +169,12 @@ def diagnose(
     if not wrong:
         return Diagnosis(0, y.size)
     definitions: tuple[str, ...] = ()
-    if values is not None and wrong >= FEWEST:
+    explained, nearest = _at_a_glance(y, bad), None
+    if not explained and values is not None and wrong >= FEWEST:
         found = identify_kernel(semantics, fmt, rows, values, y, threads)
         definitions = nearest_of(semantics, found.names)
-    explained, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
+    if not explained and case is not None:
+        explained, nearest = _search(y, case, bad, right.exact)
     by_value = None if definitions or explained or case is None else value_by_value(semantics)
     if case is not None and by_value is not None and judge(y, product(by_value, case.fmt, rows, case.x)).passed:
         definitions = (by_value.name,)
@@ -202,11 +204,8 @@ def _of_fused(
     bad = judge(y, right).bad & np.isfinite(right.exact)
     if not bad.any():
         return Diagnosis(0, y.size)
-    if (y[bad].view(np.uint32) == POISON).all():
-        words = "outputs were never written"
-        faults: tuple[FaultMatch, ...] = (observed("unwritten", words, explained=1.0, everywhere=bool(bad.all())),)
-    else:
-        faults = faults_of(y, fmt, semantics, rows, taken, threads)
+    glance = tuple(e.match for e in _at_a_glance(y, bad))
+    faults = glance or faults_of(y, fmt, semantics, rows, taken, threads)
     return Diagnosis(int(bad.sum()), y.size, (), faults, None, tuple(pattern(bad, blocks)), "")
 
 
@@ -227,12 +226,21 @@ class _Fit:
         return found.predicted() if isinstance(found, Parts) else found
 
 
+def _at_a_glance(y: Floats, bad: npt.NDArray[np.bool_]) -> tuple[Explanation, ...]:
+    """Return the fault that the outputs show without a replay: they were not written, or all hold one value."""
+    if (y[bad].view(np.uint32) == POISON).all():
+        words = "outputs were never written"
+        return (Explanation(observed("unwritten", words, explained=1.0, everywhere=bool(bad.all()))),)
+    one = y.flat[0]
+    if y.size < FEWEST or not ((y == one).all() or np.isnan(y).all()):
+        return ()
+    words = f"every output is {one:.9g}, whatever the operands are" if np.isfinite(one) else f"every output is {one}"
+    return (Explanation(observed("constant-output", words)),)
+
+
 def _search(
     y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
 ) -> tuple[tuple[Explanation, ...], NearestFault | None]:
-    if (y[bad].view(np.uint32) == POISON).all():
-        words = "outputs were never written"
-        return (Explanation(observed("unwritten", words, explained=1.0, everywhere=bool(bad.all()))),), None
     if int(bad.sum()) < FEWEST:
         return (), None
     plain = [_of(fault, y, case, bad, exact) for fault in FAULTS if not fault.many]

@@ -211,6 +211,13 @@ OBSERVED = {
             _SERIES,
         ),
         ObservedFault(
+            "constant-output",
+            "every output has the same value",
+            "compute the outputs, and write them: check that the kernel runs its loop over K, that it writes to the "
+            "output, and for NaN what it reads before it is set",
+            _OUTPUTS,
+        ),
+        ObservedFault(
             "epilogue",
             "a fused operation is omitted, applied twice or applied in a different order",
             "compare the kernel's fused operations with the declared epilogue",
