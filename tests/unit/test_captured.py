@@ -128,7 +128,7 @@ def test_outputs_that_were_rounded_to_halves(case: Case) -> None:
     assert judge_captured(MODEL, TENSOR, case.x, y, threads=1).wrong == 1
 
 
-@pytest.mark.parametrize(("value", "said"), [(0, "every output is 0,"), (np.nan, "every output is nan")])
+@pytest.mark.parametrize(("value", "said"), [(0, "every output is 0,"), (np.nan, "every output is nan,")])
 def test_outputs_that_hold_nothing_are_called_so(case: Case, value: float, said: str) -> None:
     judged = judge_captured(MODEL, TENSOR, case.x, np.full((M, N), value, np.float32), "q8_1", threads=1)
     assert (judged.exit_code, judged.wrong, judged.faults[0].id) == (1, M * N, "constant-output")

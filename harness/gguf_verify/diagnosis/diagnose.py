@@ -27,7 +27,7 @@ from ..results.diagnoses import FaultMatch, NearestFault
 from ..semantics.definition import Semantics
 from ..semantics.exact import product
 from ..semantics.gates import judge
-from ..semantics.narrow import NARROW
+from ..semantics.narrow import HALF, NARROW
 from ..semantics.sums import UNIT_ROUNDOFF
 from .fault import Case, Explanation, Fault, one_each
 from .faults import FAULTS
@@ -158,23 +158,24 @@ def diagnose(
     if isinstance(fmt, ElementFormat):
         assert values is not None or x.dtype == np.uint8
         given = np.ascontiguousarray(x).view(np.float32)
-        bad = judge(y, expected(semantics, fmt, rows, given, threads)).bad
-        case = None
+        right = expected(semantics, fmt, rows, given, threads)
+        bad, exact, case = judge(y, right).bad, right.exact, None
     else:
         taken = semantics.bytes_of(values) if values is not None else x
         right = product(semantics, fmt, rows, taken, threads=threads)
-        bad = judge(y, right).bad & np.isfinite(right.exact)
+        exact = right.exact
+        bad = judge(y, right).bad & np.isfinite(exact)
         case = Case(semantics, fmt, rows, taken, values) if semantics.oracle is None else None
     wrong = int(bad.sum())
     if not wrong:
         return Diagnosis(0, y.size)
     definitions: tuple[str, ...] = ()
-    explained, nearest = _at_a_glance(y, bad), None
+    explained, nearest = _at_a_glance(y, bad, exact), None
     if not explained and values is not None and wrong >= FEWEST:
         found = identify_kernel(semantics, fmt, rows, values, y, threads)
         definitions = nearest_of(semantics, found.names)
     if not explained and case is not None:
-        explained, nearest = _search(y, case, bad, right.exact)
+        explained, nearest = _search(y, case, bad, exact)
     by_value = None if definitions or explained or case is None else value_by_value(semantics)
     if case is not None and by_value is not None and judge(y, product(by_value, case.fmt, rows, case.x)).passed:
         definitions = (by_value.name,)
@@ -204,7 +205,7 @@ def _of_fused(
     bad = judge(y, right).bad & np.isfinite(right.exact)
     if not bad.any():
         return Diagnosis(0, y.size)
-    glance = tuple(e.match for e in _at_a_glance(y, bad))
+    glance = tuple(e.match for e in _at_a_glance(y, bad, right.exact))
     faults = glance or faults_of(y, fmt, semantics, rows, taken, threads)
     return Diagnosis(int(bad.sum()), y.size, (), faults, None, tuple(pattern(bad, blocks)), "")
 
@@ -226,16 +227,21 @@ class _Fit:
         return found.predicted() if isinstance(found, Parts) else found
 
 
-def _at_a_glance(y: Floats, bad: npt.NDArray[np.bool_]) -> tuple[Explanation, ...]:
-    """Return the fault that the outputs show without a replay: they were not written, or all hold one value."""
+def _at_a_glance(y: Floats, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]) -> tuple[Explanation, ...]:
+    """Return the fault that the outputs show without a replay: they were not written, or all hold one value.
+
+    Results that a half would flush to zero, or not hold, may have become one value by a correct product's rounding:
+    then the value is no evidence, and neither are infinities.
+    """
     if (y[bad].view(np.uint32) == POISON).all():
         words = "outputs were never written"
         return (Explanation(observed("unwritten", words, explained=1.0, everywhere=bool(bad.all()))),)
-    one = y.flat[0]
-    if y.size < FEWEST or not ((y == one).all() or np.isnan(y).all()):
+    one, typical = y.flat[0], float(np.median(np.abs(exact[bad])))
+    if y.size < FEWEST or not ((y == one).all() or np.isnan(y).all()) or np.isinf(one):
         return ()
-    words = f"every output is {one:.9g}, whatever the operands are" if np.isfinite(one) else f"every output is {one}"
-    return (Explanation(observed("constant-output", words)),)
+    if not HALF.normal <= typical < HALF.overflows:
+        return ()
+    return (Explanation(observed("constant-output", f"every output is {one:.9g}, whatever the operands are")),)
 
 
 def _search(

@@ -17,6 +17,7 @@ from gguf_verify.cli import main
 from gguf_verify.diagnosis.diagnose import FEWEST, diagnose
 from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.faults import FAULTS, LEFT_OUT
+from gguf_verify.diagnosis.fitted import fitted
 from gguf_verify.diagnosis.identify import definitions, expected, identify, known_inputs
 from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
 from gguf_verify.diagnosis.pattern import Map, pattern, utilisation
@@ -417,10 +418,19 @@ WEIGHED: dict[str, tuple[Callable[[Parts], Parts], str, str]] = {
 def test_a_constant_is_named(made: Callable[..., np.ndarray]) -> None:
     """What rounding leaves of the other terms is no factor."""
     rows, x = made("Q4_0", 0), activations(0)
-    found = diagnose(np.full((len(x), len(rows)), 12345, np.float32), FORMATS["Q4_0"], SEMANTICS["q8_1"], rows, x)
-    assert [f.id for f in found.faults] == ["term-factor"]
-    assert "the codes' term is missing; " in found.faults[0].words
-    assert "; 12345 is added to each output" in found.faults[0].words
+    y = np.full((len(x), len(rows)), 12345, np.float32)
+    for value in (12345, 0, np.nan):
+        y[:] = value
+        found = diagnose(y, FORMATS["Q4_0"], SEMANTICS["q8_1"], rows, x)
+        assert [(f.id, f.words) for f in found.faults] == [
+            ("constant-output", f"every output is {value}, whatever the operands are")
+        ]
+    y[:] = 12345
+    semantics = SEMANTICS["q8_1"]
+    found = fitted(y, Case(semantics, FORMATS["Q4_0"], rows, semantics.bytes_of(x), x), np.ones(y.shape, bool))
+    assert found.match.id == "term-factor"
+    assert "the codes' term is missing; " in found.match.words
+    assert "; 12345 is added to each output" in found.match.words
 
 
 OUTSIDE: dict[str, Callable[[Parts], Parts]] = {
