@@ -7,9 +7,11 @@ weaken a run: it has no key that skips a check, and it may require isolation, bu
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,12 @@ _MOST_BYTES = 1 << 20
 #: Most characters of a value that are printed.
 _MOST_SHOWN = 120
 _Seconds = Annotated[float, Meta(ge=0.001, le=10**6)]
+
+
+#: Names of tools in the headers of tables.
+_TOOLS = re.compile(rb"^\s*\[\s*tool\s*\.\s*[\"']?([\w-]+)", re.M)
+#: Least similarity of a misspelled name: of "gguf-verify-report", another program's, it is 0.76.
+_NEAR = 0.85
 
 
 class _Keys(Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -93,7 +101,8 @@ def read_settings(folder: Path | None = None) -> Settings | None:
 
     A file that another user owns or may write can only require bubblewrap, also for settings of a folder above it.
 
-    Raises UsageError if a file cannot be read, is not a regular file or no valid TOML, or if a key or value is wrong.
+    Raises UsageError if a file cannot be read, is not a regular file or no valid TOML, if a key or value is wrong, or
+    if the name of the table is nearly right.
     """
     start = Path.cwd() if folder is None else folder.absolute()
     required: Settings | None = None
@@ -119,6 +128,7 @@ def _in_file(path: Path) -> Settings | None:
         raise UsageError(f"cannot read the settings {shown}: {error.strerror}", "settings") from None
     content, info = _read(path, shown)
     if path.name == PROJECT and TABLE.encode() not in content:
+        _expect_no_near(content, shown, others=_of_others(info, link))
         return None  # another project's file, in which an error is no concern of ours
     table = parsed(content, shown, "settings")
     place = ""
@@ -127,8 +137,7 @@ def _in_file(path: Path) -> Settings | None:
         if not isinstance(tools, dict) or TABLE not in tools:
             return None
         table = tools[TABLE]
-    if info.st_mode & stat.S_IWOTH or {info.st_uid, link.st_uid} - {os.geteuid(), 0}:
-        why = "others may write it" if info.st_mode & stat.S_IWOTH else "it belongs to another user"
+    if why := _of_others(info, link):
         tightens = isinstance(table, dict) and table.get("sandbox") == "bubblewrap"
         say(f"{shown} is ignored{', except for sandbox bubblewrap' if tightens else ''}: {why}")
         return Settings(path.absolute(), {"sandbox": "bubblewrap"}, foreign=True) if tightens else None
@@ -138,6 +147,20 @@ def _in_file(path: Path) -> Settings | None:
         key, what = error.args
         raise UsageError(f"{shown}: {printable(str(key), 100)}: {what}", "settings") from None
     return Settings(path.absolute(), values) if values else None
+
+
+def _of_others(info: os.stat_result, link: os.stat_result) -> str:
+    """Why a file's settings are ignored: another user owns it, or may write it; "" if they are not."""
+    if info.st_mode & stat.S_IWOTH:
+        return "others may write it"
+    return "it belongs to another user" if {info.st_uid, link.st_uid} - {os.geteuid(), 0} else ""
+
+
+def _expect_no_near(content: bytes, shown: str, others: str) -> None:
+    """Raises UsageError if a table has nearly our name: its author expects settings that nobody would read."""
+    for name in () if others else {each.decode() for each in _TOOLS.findall(content)}:
+        if SequenceMatcher(None, name[:64].lower().replace("_", "-"), TABLE).ratio() >= _NEAR:
+            raise UsageError(f"{shown}: [tool.{name}] is not read; did you mean [tool.{TABLE}]?", "settings")
 
 
 def _read(path: Path, shown: str) -> tuple[bytes, os.stat_result]:

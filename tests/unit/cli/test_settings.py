@@ -98,6 +98,20 @@ def test_a_wrong_key_or_value_is_one_line(folder: Path, text: str, said: str) ->
     assert_one_line(command_here(MODEL, "--rungs", "bytes"), 2, said)
 
 
+@pytest.mark.parametrize("name", ["gguf_verify", "gguf-verfy", '"GGUF-Verify"', "ggufverify"])
+def test_a_table_of_nearly_the_name_is_one_line(folder: Path, name: str) -> None:
+    """Its author expects settings; of others' files it is no concern."""
+    path = folder / "pyproject.toml"
+    path.write_text(f'[tool.{name}]\nsandbox = "bubblewrap"\n')
+    with pytest.raises(UsageError, match=r"is not read; did you mean \[tool.gguf-verify\]"):
+        read_settings()
+    path.chmod(0o666)
+    assert read_settings() is None
+    path.chmod(0o644)
+    path.write_text('[tool.gguf-report]\n[tool.verify]\n[tool.gguf]\n[tool."gguf_verify-report"]\n')
+    assert read_settings() is None
+
+
 @pytest.mark.parametrize("mode", ["none", "landlock", "off"])
 def test_a_file_cannot_lower_the_isolation(folder: Path, mode: str) -> None:
     """A kernel from a stranger may lie beside a file of theirs."""
