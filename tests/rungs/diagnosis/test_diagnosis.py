@@ -427,10 +427,10 @@ def test_a_constant_is_named(made: Callable[..., np.ndarray]) -> None:
         ]
     y[:] = 12345
     semantics = SEMANTICS["q8_1"]
-    found = fitted(y, Case(semantics, FORMATS["Q4_0"], rows, semantics.bytes_of(x), x), np.ones(y.shape, bool))
-    assert found.match.id == "term-factor"
-    assert "the codes' term is missing; " in found.match.words
-    assert "; 12345 is added to each output" in found.match.words
+    named = fitted(y, Case(semantics, FORMATS["Q4_0"], rows, semantics.bytes_of(x), x), np.ones(y.shape, bool))
+    assert named.match.id == "term-factor"
+    assert "the codes' term is missing; " in named.match.words
+    assert "; 12345 is added to each output" in named.match.words
 
 
 OUTSIDE: dict[str, Callable[[Parts], Parts]] = {
