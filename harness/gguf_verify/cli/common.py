@@ -332,7 +332,7 @@ def asked_for(args: argparse.Namespace, kind: StrEnum) -> Files:
             raise UsageError(f"-o {printable(str(path), 100)}: the ending selects the format; known endings: {ends}")
         if kind not in writer.renders:
             which = f"-o {printable(str(path), 100)}" if old is None else str(writer.flag)
-            raise UsageError(f"{which} cannot write this kind of result: {kind}")
+            raise UsageError(f"{which}: this command has no {writer.name} report")
         if old is not None and writer.suffixes and path.suffix not in writer.suffixes:
             raise UsageError(f"{writer.flag} writes {' or '.join(f'FILE{s}' for s in writer.suffixes)}")
         made.append(ReportFile(writer, path))

@@ -58,6 +58,10 @@ def run(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     if args.model is not None and (args.type or args.M or args.N or args.K):
         raise UsageError("--type, -M, -N and -K choose random data: remove them, or the model")
+    if args.model is not None and args.kernel.lower().endswith(".gguf"):
+        raise UsageError("the kernel comes first: gguf-verify identify KERNEL MODEL.gguf")
+    if args.model is None and args.kernel.lower().endswith(".gguf"):
+        raise UsageError("the kernel is missing: gguf-verify identify KERNEL MODEL.gguf")
     with internal_errors(args.detail > 0), sandboxed(args.sandbox, args.kernel_memory):
         return identified(args)
 

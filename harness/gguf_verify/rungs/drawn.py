@@ -262,7 +262,9 @@ class _Session:
 def check_reference(path: object, options: Options) -> None:
     """Raises UsageError where there can be no such reference for this data."""
     if options.reference == NONE and not isinstance(path, Drawn):
-        raise UsageError("--reference none: what a model's graph holds is llama.cpp's to say; `gguf-verify kernel` can")
+        raise UsageError(
+            "--reference none: only llama.cpp knows a model's graph; random data need no reference (gguf-verify kernel)"
+        )
     if not options.reference:
         raise UsageError("--reference needs a device's name; `gguf-verify devices` lists them")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_verify.cli import identify
 from gguf_verify.cli.command import commands
 from gguf_verify.cli.common import add_reports, asked_for
 from gguf_verify.cli.files import actions_of
@@ -183,10 +184,18 @@ def test_an_unknown_ending_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"the ending selects the format; known endings: .*\.json") as raised:
             _reports("-o", str(tmp_path / name))
         assert raised.value.exit_code == 2
-    with pytest.raises(UsageError, match=r"a\.xml cannot write this kind of result: run"):
+    with pytest.raises(UsageError, match=r"a\.xml: this command has no JUnit report"):
         _reports("-o", str(tmp_path / "a.xml"))
     with pytest.raises(UsageError, match="would overwrite a model"):
         _reports("-o", str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["m.gguf"], "the kernel is missing: "), (["M.GGUF", "k.py:f"], "the kernel comes first: ")]
+)
+def test_a_model_in_the_place_of_the_kernel(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=f"^{said}gguf-verify identify KERNEL MODEL.gguf$"):
+        identify.run(words)
 
 
 def test_a_folder_for_all_reports(tmp_path: Path) -> None:
