@@ -172,7 +172,7 @@ def test_no_certificate_and_no_case_is_made_of_drawn_data(tmp_path: Path) -> Non
         certify(report, None, None, ())
     with pytest.raises(UsageError, match="belong to a model, not to random data"):
         verify(SMALL, NUMPY, options=Options(save_case=str(tmp_path / "case"), progress=False))
-    with pytest.raises(UsageError, match="`gguf-verify kernel` can"):
+    with pytest.raises(UsageError, match="gguf-verify kernel"):
         verify(FIXTURES / "tiny-Q4_0.gguf", NUMPY, options=Options(reference="none", progress=False))
 
 
