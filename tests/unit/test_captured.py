@@ -341,8 +341,8 @@ def test_foreign_files_of_other_kinds(case: Case, tmp_path: Path) -> None:
         (odd, "5,124 bytes, which are not rows of 256 float32", ()),
         (odd, "5,124 bytes, which are not 5 x 256 float32", ("--shape", f"{M}x{K}")),
         (unknown, r"y: .*y\.bin is no \.npy file. Other kinds need their ending", ()),
-        (tmp_path / "folder.f32", "is not a file", ()),
-        (tmp_path / "none.f32", "does not exist", ()),
+        (tmp_path / "folder.f32", "cannot read .*folder.f32: ", ()),
+        (tmp_path / "none.f32", "cannot read .*No such file", ()),
         (two, "has no tensor 'y'; it has: 'a', 'b'", ()),
         (f"{two}:b", "holds F64, not float32 or", ()),
         (tmp_path / "bad.safetensors", "not a safetensors file", ()),
@@ -361,6 +361,14 @@ def test_the_command_repeats_a_shape(case: Case, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "read        x: plain float32 numbers\n            y: plain float32 numbers\n" in done.stdout
     assert " --shape 5x256" in next(line for line in done.stdout.splitlines() if line.startswith("repeat with: "))
+
+
+def test_no_report_overwrites_an_array(case: Case, tmp_path: Path) -> None:
+    x, y = _plain(tmp_path / "x.json", case.x), _plain(tmp_path / "y.bin", case.y("q8_1")[:, :8])
+    options = "--shape", f"{M}x{K}", "--rows", "0:8", "--definition", "q8_1", "-t", 1, "-o", x
+    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", y, *options, MODEL)
+    assert_one_line(done, 2, "would overwrite x.json, which is an input")
+    assert x.read_bytes() == case.x.tobytes()
 
 
 def test_foreign_arrays(case: Case, tmp_path: Path) -> None:

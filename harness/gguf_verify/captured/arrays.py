@@ -6,6 +6,7 @@ The files are foreign. Type, shape and size are checked before data are read, an
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,8 @@ import numpy.typing as npt
 from ..audit.safetensors import Entry, read_header
 from ..gguf.mapped import Mapped
 from ..support.errors import HarnessError, UsageError
-from ..support.npy import Stored, is_npy, map_numbers, npy_header
+from ..support.files import open_regular
+from ..support.npy import Stored, first_line, is_npy, map_numbers, npy_header
 from ..support.text import printable, quoted
 
 #: The types of values, by the endings of files of plain numbers, which are little-endian.
@@ -147,10 +149,12 @@ def _found(
 
 
 def _plain(name: str, path: Path, type_: str, columns: int, shape: tuple[int, int] | None) -> Stored:
-    if not path.is_file():
-        kind = "is not a file" if path.exists() else "does not exist"
-        raise UsageError(f"{name}: {printable(str(path))} {kind}")
-    dtype, size = _NUMBERS[type_], path.stat().st_size
+    dtype = _NUMBERS[type_]
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{name}: cannot read {printable(str(path))}: {first_line(error)}") from None
     held = (size // (columns * dtype.itemsize), columns) if shape is None else shape
     if prod(held) * dtype.itemsize != size:
         wanted = f"rows of {columns}" if shape is None else f"{shape[0]} x {shape[1]}"
