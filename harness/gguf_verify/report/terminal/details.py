@@ -49,9 +49,8 @@ def _environment(report: Report) -> Iterator[tuple[str, str]]:
     v, file, kernel = e.versions, e.file, e.kernel
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
-    types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
     architecture = printable(file.architecture or "no architecture", 40)
-    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {types}"
+    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {file.of_types}"
     for i, digest in enumerate(file.sha256):
         yield "sha256" if not i else "", digest
     yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
@@ -190,7 +189,5 @@ def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
         "text",
         f"{printable(found.text, 100)}: {found.tokens:,} tokens, {found.scored:,} predictions scored ({chunks})",
     )
-    yield "perplexity", f"{found.perplexity:.5g}, of the source {found.source_perplexity:.5g}"
-    percentiles = " · ".join(f"{name} {value:.3g}" for name, value in found.kl_percentiles.items())
-    yield "KL", f"mean {found.kl_mean:.3g} · {percentiles} · max {found.kl_max:.3g}"
-    yield "top-1", f"{100 * found.top1:.2f} % of the most probable tokens are the source's"
+    for name, value, source in run_words.predictions(found):
+        yield name, value + (f", of the source {source}" if source else "")
