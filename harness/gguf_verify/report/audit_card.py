@@ -56,9 +56,8 @@ def _types(of: Composition) -> Iterator[Item]:
     """The bar of bytes by type, and its legend."""
     x, wide = float(MARGIN), WIDTH - 2 * MARGIN
     if not of.types:
-        yield Words(
-            x, _TOP + 24, "no types: the file holds no tensor, or was refused", tone="muted", size=22, mono=False
-        )
+        words = "no types: the file holds no tensor, or was refused"
+        yield Words(x, _TOP + 24, words, tone="muted", size=22, mono=False)
         return
     shown = _ACROSS * _DOWN
     for i, share in enumerate(of.types):
@@ -80,13 +79,11 @@ def _foot(audit: Audit) -> Iterator[Item]:
     yield Line(MARGIN, 560, WIDTH - MARGIN, 560)
     n = audit.counts
     counts = ", ".join(counted(n[severity], f"{severity}s") for severity in ("error", "warning", "note"))
-    read = ", ".join(f"{r.reader}: {r.words}" for readings in audit.readings[:1] for r in readings)
+    read = ", ".join(f"{r.reader} {r.words.partition(',')[0]}" for readings in audit.readings[:1] for r in readings)
     words = f"{counts}; {read}" if read else counts
     yield Words(MARGIN, 592, cut(words, WIDTH - 2 * MARGIN, 20), tone="muted", size=20, mono=False)
     h = audit.header
-    words = f"gguf-verify {h.gguf_verify}" + (
-        f" with llama.cpp {h.llama_cpp}" if h.llama_cpp else ", without llama.cpp"
-    )
+    words = f"gguf-verify {h.gguf_verify}, {f'llama.cpp {h.llama_cpp}' if h.llama_cpp else 'without llama.cpp'}"
     words += f", sha256 {h.sha256[0][:16]}…" if h.sha256 else ""
     yield Words(MARGIN, 617, cut(words, WIDTH - 2 * MARGIN, 17), tone="muted", size=17, mono=False)
 

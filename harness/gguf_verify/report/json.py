@@ -24,7 +24,7 @@ from ..results.report import SCHEMA_VERSION
 from ..support.address import Address
 from ..support.plain import plain
 from ..support.text import ELLIPSIS
-from .published import names, published
+from .published import names, public, published
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
@@ -83,10 +83,9 @@ def of_audit(audit: Audit, name: str = "") -> dict[str, Any]:
     """
     fields = {
         "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict,
-        "sentence": published(audit.sentence), "exit_code": audit.exit_code,
+        "sentence": audit.sentence, "exit_code": audit.exit_code,
         "header": _audit_header(audit, name), "seconds": audit.seconds,
-        "command": published(audit.command), "strict": audit.strict,
-        "fault": None if audit.fault is None else published(audit.fault), "n_tensors": audit.n_tensors,
+        "command": audit.command, "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
         "composition": _composition(audit.composition),
         "findings": [_finding(f, f in audit.waived) for f in audit.findings],
         "files": [
@@ -114,11 +113,12 @@ def of_audit(audit: Audit, name: str = "") -> dict[str, Any]:
         "not_listed": _not_listed(audit),
         "sample": {**asdict(audit.sample), "untold": audit.sample.untold} if audit.sample else None,
     }  # fmt: skip
-    return as_object(fields)
+    made = as_object(fields)
+    return {key: value if key in ("files", "tensors", "source") else public(value) for key, value in made.items()}
 
 
 def _audit_header(audit: Audit, name: str) -> dict[str, Any]:
-    made = {key: published(value) if isinstance(value, str) else value for key, value in _header(audit.header).items()}
+    made = _header(audit.header)
     paths = {key: None if made[key] is None else _base(made[key]) for key in ("source", "imatrix")}
     return made | {"file": name or _base(made["file"]), **paths}
 

@@ -148,15 +148,27 @@ def shortened(text: str, width: float, size: float, bold: bool = False, mono: bo
     if len(text) > 1000:
         text = f"{text[:500]}…{text[-500:]}"
     words = " " in text
+
+    def fits(cut: str) -> bool:
+        return text_width(cut, size, bold, mono) <= width
+
     parts = re.findall(r"\S+\s*" if words else r"[^-_.]+[-_.]*|[-_.]+", text)
     for pieces in (parts, [*text]):
-        for keep in range(len(pieces) - 1, 0 if words or pieces is not parts else 1, -1):
-            first = keep if words else -(-keep // 2)
-            ahead, behind = "".join(pieces[:first]), "".join(pieces[len(pieces) - (keep - first) :])
-            cut = f"{ahead.rstrip(' ,;:') if words else ahead}…{behind}"
-            if text_width(cut, size, bold, mono) <= width:
-                return cut
+        ahead, behind, left = "", "", [*pieces]
+        while left:
+            if fits(_joined(ahead + left[0], behind)):
+                ahead += left.pop(0)
+            elif words or not fits(_joined(ahead, left[-1] + behind)):
+                break
+            if left and not words and fits(_joined(ahead, left[-1] + behind)):
+                behind = left.pop() + behind
+        if ahead and (behind or words):
+            return _joined(ahead, behind)
     return text[:1]
+
+
+def _joined(ahead: str, behind: str) -> str:
+    return f"{ahead if behind else ahead.rstrip(' ,;:')}…{behind}"
 
 
 def safe(text: str) -> str:

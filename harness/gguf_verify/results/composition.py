@@ -53,7 +53,7 @@ class Composition(NamedTuple):
         """The share of a type in the bytes. "100 %" only if it has all of them, "0 %" only if it has none."""
         part = 100 * share.nbytes / max(1, self.nbytes)
         if part and part < 0.1:
-            return "under 0.1 %"
+            return "<0.1 %"
         if share.nbytes < self.nbytes:
             part = min(part, 99.9)
         return f"{part:.0f} %" if part == round(part) or 10 <= part < 99 else f"{part:.1f} %"

@@ -159,7 +159,7 @@ def test_svg_tells_each_cell() -> None:
 
 
 #: Boxes of a legend: the scale, and the sample of a cross.
-LEGEND = shades.STEPS + len(shades.WRONG) + 1
+LEGEND = shades.STEPS + len(shades.WRONG) + 2
 
 
 def test_a_page_names_the_wrong_cells_first() -> None:
@@ -302,7 +302,7 @@ def test_a_flat_map_says_so() -> None:
     assert not [b for b in heat_map.boxes(items) if b.mark], "a cross on each cell would tell nothing"
     assert sum(isinstance(v, scene.Frame) for v in items) == 0
     ratio = np.geomspace(2, 1e9, 64).reshape(4, 16)
-    assert "the darkest cells are the worst" in made(ratio, ratio > 1).told[0]
+    assert "so look for what the worst cells share" in made(ratio, ratio > 1).told[0]
     assert made(ratio * 0 + 0.5, ratio < 0).told == ["Nothing is wrong. The largest utilisation is 0.5."]
     ratio[0, 0] = np.nan
     assert "from 2.7 to inf" in made(ratio, ~(ratio <= 1)).told[0]
@@ -315,7 +315,9 @@ def test_names_of_both_ends_are_kept() -> None:
     assert cut.startswith("Meta-Llama-")
     assert cut.endswith("Q4_K_M.gguf")
     assert scene.shortened("short", 300, 20) == "short"
-    assert scene.shortened("a sentence that ends", 100, 20, mono=False, middle=False).startswith("a sent")
+    assert scene.shortened("a sentence that ends", 140, 20, mono=False) == "a sentence…", "never within a word"
+    assert scene.shortened("one, two, three", 112, 20, mono=False) == "one, two…"
+    assert scene.shortened("gguf-verify-q8_1-naive.cu", 190, 20, mono=False) == "gguf-verify-…naive.cu"
     assert scene.shortened("é" * 10**6, 100, 20).count("é") < 20
     assert scene.shortened("abc", 0, 20) == "a"
 
