@@ -133,9 +133,11 @@ def measure(run: Run, source: Model, text: Text | None = None) -> QuantizationCo
 
 def _missing(text: TextCost) -> list[str]:
     """The figures that the predictions are too few for."""
-    names = {"perplexity": "perplexity", "source_perplexity": "the source's perplexity", "ratio": "their ratio",
-             "kl_mean": "KL divergence", "top1": "share of equal predictions"}  # fmt: skip
-    return [words for name, words in names.items() if getattr(text, name) is None]
+    names = {
+        "perplexity": ("perplexity", "source_perplexity", "ratio"), "KL divergence": ("kl_mean",),
+        "equal predictions": ("top1",),
+    }  # fmt: skip
+    return [words for words, fields in names.items() if None in [getattr(text, field) for field in fields]]
 
 
 def _too_few(text: TextCost) -> str:

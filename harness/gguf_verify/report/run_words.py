@@ -196,6 +196,10 @@ def with_error(value: float, error: float | None, unit: str = "") -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"
 
 
+#: Names of figures: the ratio of perplexities, what those of divergences begin with, and equal predictions.
+RATIO, KL, SAME = "perplexity, difference", "KL divergence, ", "same most probable token"
+
+
 def predictions(text: TextCost) -> Iterator[tuple[str, str, str]]:
     """The comparison of predictions: a name, the model's figure, and its source's, with their standard errors. Figures
     for which there are too few predictions are omitted."""
@@ -206,16 +210,16 @@ def predictions(text: TextCost) -> Iterator[tuple[str, str, str]]:
         yield "perplexity", with_error(text.perplexity, of("perplexity")), shown
     if text.ratio is not None:
         percent = 100 * (text.ratio - 1), 100 * text.errors.get("ratio", 0.0)
-        yield "perplexity against the source's", f"{'+' if percent[0] >= 0 else ''}{with_error(*percent, ' %')}", ""
+        yield RATIO, f"{'+' if percent[0] >= 0 else ''}{with_error(*percent, ' % against the source')}", ""
     if text.kl_mean is not None:
-        yield "KL divergence, mean", with_error(text.kl_mean, of("kl_mean")), ""
+        yield f"{KL}mean", with_error(text.kl_mean, of("kl_mean")), ""
     for name, value in text.kl_percentiles.items():
-        yield f"KL divergence, {name} of predictions below", f"{value:.3g}", ""
+        yield f"{KL}{name} below", f"{value:.3g}", ""
     if text.kl_max is not None:
-        yield f"KL divergence, the largest of {text.scored:,}", f"{text.kl_max:.3g}", ""
+        yield f"{KL}largest", f"{text.kl_max:.3g}", ""
     if text.top1 is not None:
         error = None if of("top1") is None else 100 * text.errors["top1"]
-        yield "same most probable token", with_error(100 * text.top1, error, " %"), ""
+        yield SAME, with_error(100 * text.top1, error, " %"), ""
 
 
 def of_bound(utilisation: float, bound: str = "its bound") -> str:

@@ -181,6 +181,10 @@ def _groups(heading: str, groups: Sequence[CostGroup]) -> RenderableType:
     return made
 
 
+#: Names of figures that are too long for a label.
+_LABELS = {run_words.RATIO: "", run_words.SAME: "same top-1"}
+
+
 def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
     found = costs.text
     assert found is not None
@@ -189,5 +193,11 @@ def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
         "text",
         f"{printable(found.text, 100)}: {found.tokens:,} tokens, {found.scored:,} predictions scored ({chunks})",
     )
+    of_kl: list[str] = []
     for name, value, source in run_words.predictions(found):
-        yield name, value + (f", of the source {source}" if source else "")
+        if name.startswith(run_words.KL):
+            of_kl.append(f"{name.removeprefix(run_words.KL)} {value}")
+        else:
+            yield _LABELS.get(name, name), value + (f", of the source {source}" if source else "")
+    if of_kl:
+        yield "KL", " · ".join(of_kl)
