@@ -319,7 +319,7 @@ def _mismatch(rung: RungResult, first: Failure, end: str) -> Problem:
     if (found := rung.diagnosis) is not None:
         named = [fault.id for fault in found.faults] or [*found.definitions] or [found.verdict]
     n = rung.n_failures - rung.n_waived
-    cause = f"{', '.join(named)}: " if named else ""
+    cause = f"{'cause unknown' if named == ['unknown'] else ', '.join(named)}: " if named else ""
     at = {name: getattr(first, name) for name in ("row", "block", "token")}
     place = ", ".join(f"{name} {value}" for name, value in at.items() if value is not None)
     failed = Failed(rung.name, first.tensor, place or facts(first.what), ", ".join([first.culprit, *named]), n)

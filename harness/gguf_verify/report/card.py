@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..checks import Check
 from ..results.composition import Composition
 from ..results.failures import CULPRITS
 from ..results.report import Report
@@ -115,7 +116,7 @@ def _facts(report: Report) -> Iterator[Item]:
 
 def _skipped(report: Report) -> Iterator[Item]:
     """The classes of checks that were skipped, in two lines."""
-    lines, left = [""], [check.title for check in report.skipped if check.id not in _RUNGS]
+    lines, left = [""], [_partly(check) for check in report.skipped if check.id not in _RUNGS]
     for i, title in enumerate(left):
         more = title if i else f"skipped: {title}"
         if lines[-1] and len(lines) < 2 and text_width(f"{lines[-1]}, {more}", 17, False, False) > _LEFT:
@@ -123,6 +124,10 @@ def _skipped(report: Report) -> Iterator[Item]:
         lines[-1] += f", {more}" if lines[-1] else more
     for i, line in enumerate(lines):
         yield Words(MARGIN, 526 + 20 * i, cut(line, _LEFT, 17), tone="warn", size=17, mono=False)
+
+
+def _partly(check: Check) -> str:
+    return f"{check.title} (in part)" if check.done else check.title
 
 
 def _holds(report: Report) -> str:
@@ -245,7 +250,7 @@ def told(report: Report) -> str:
     """Return the card in words, for readers who cannot see it."""
     e = report.environment
     kernel = f"kernel {e.kernel.name}" if report.kernel_ran else "no kernel"
-    skipped = ", ".join(check.title for check in report.skipped) or "nothing"
+    skipped = ", ".join(map(_partly, report.skipped)) or "nothing"
     return f"{run_words.headline(report)}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
         f"{_said(report)}. It holds for {_holds(report)}. Skipped: {skipped}."
     )

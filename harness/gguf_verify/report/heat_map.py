@@ -221,7 +221,8 @@ def _marks(grids: Sequence[Grid]) -> Iterator[tuple[list[Item], str]]:
     """A sample, at (0, 0), and its meaning."""
     cells = [c for grid in grids for c in grid.drawn]
     if any(grid.n_wrong for grid in grids):
-        worst = next(c.shade for c in cells if shades.is_wrong(c.shade))
+        finite = (c.shade for c in cells if shades.is_wrong(c.shade) and c.shade != shades.WRONG[-1])
+        worst = next(finite, shades.WRONG[0])
         yield [Box(1, 1, 14, 14, worst, CROSS)], "over the bound, or wrong"
         if any(c.shade == shades.WRONG[-1] for c in cells):
             yield [Box(1, 1, 14, 14, shades.WRONG[-1], CROSS)], "not finite, or above 1e5"

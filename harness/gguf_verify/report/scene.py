@@ -141,7 +141,7 @@ def text_width(text: str, size: float, bold: bool = False, mono: bool = True) ->
 
 def shortened(text: str, width: float, size: float, bold: bool = False, mono: bool = True) -> str:
     """Text that fits into a width in pixels. Of several words whole ones are omitted at the end; of one, such as a
-    file's name, parts between its hyphens, dots and underscores in the middle, because names differ at both ends."""
+    file's name, parts between its hyphens and underscores in the middle, because names differ at both ends."""
     text = safe(text)
     if text_width(text, size, bold, mono) <= width:
         return text
@@ -152,7 +152,7 @@ def shortened(text: str, width: float, size: float, bold: bool = False, mono: bo
     def fits(cut: str) -> bool:
         return text_width(cut, size, bold, mono) <= width
 
-    parts = re.findall(r"\S+\s*" if words else r"[^-_.]+[-_.]*|[-_.]+", text)
+    parts = re.findall(r"\S+\s*" if words else r"[^-_]+[-_]*|[-_]+", text)
     for pieces in (parts, [*text]):
         ahead, behind, left = "", "", [*pieces]
         while left:

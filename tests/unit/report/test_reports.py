@@ -18,7 +18,7 @@ import xmlschema
 from PIL import Image
 
 from gguf_verify.formats.tensor_types import FORMATS
-from gguf_verify.report import card, scene, schema, shades
+from gguf_verify.report import card, run_words, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
 from gguf_verify.report.html import run as of_run
 from gguf_verify.report.markdown import LIMIT
@@ -640,7 +640,7 @@ def test_card_says_what_was_left_out() -> None:
     texts = card_texts(found)
     assert texts[0] == "VERIFIED: file bytes and single blocks only (tensors 'blk.0.*')"
     assert {"tokens: not run", "layers: not run", "no map: no layers were judged"} <= {*texts}
-    assert any(text.startswith("skipped: every tensor, ") for text in texts), texts
+    assert any(text.startswith("skipped: every tensor (in part), ") for text in texts), texts
     found.rungs[0].leave("blk.3", "no kernel")
     assert card_texts(found)[0] == "NOT EVERYTHING VERIFIED"
     found.rungs[0].fault = "llama.cpp died"
@@ -799,6 +799,27 @@ def test_what_is_written_on_a_shade_can_be_read(theme: str) -> None:
 
 
 # ---- all writers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "words"),
+    [
+        (0.25, "0.25 of its bound"), (1.0, "exactly its bound (one rounding; expected)"),
+        (1.0004, "1.0004 times its bound"), (0.99996, "0.99996 of its bound"), (3120.0, "3,120 times its bound"),
+        (2.0, "2 times its bound"), (float("inf"), "inf times its bound"),
+    ],
+)  # fmt: skip
+def test_an_error_in_terms_of_its_bound(utilisation: float, words: str) -> None:
+    """Never "1 times": an error is within its bound, exactly that, or beyond it."""
+    assert run_words.of_bound(utilisation) == words
+
+
+def test_headings_count_things() -> None:
+    page = str(written("--html", Kind.RUN, run_result()))
+    night = str(of_night.render(report(3)))
+    assert not re.search(r"<summary>[A-Za-z]+, [0-9,]+</summary>", page + night)
+    assert "<summary>21 GEMMs</summary>" in page
+    assert "<summary>24 cells</summary>" in night
 
 
 def test_flags_are_found() -> None:
