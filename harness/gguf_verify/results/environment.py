@@ -173,8 +173,7 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     def of_types(self) -> str:
         """The types of the weights by bytes, in words; by number of tensors if their bytes are not known."""
         if self.types:
-            made = Composition(self.types)
-            return f"{made.words()}, {made.bits_per_weight:.2f} bits per weight"
+            return Composition(self.types).words()
         return ", ".join(f"{n} {kind}" for kind, n in self.tensor_types.items())
 
 

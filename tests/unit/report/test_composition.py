@@ -139,7 +139,8 @@ def test_the_card_of_a_run_has_types_by_bytes() -> None:
     report.environment = msgspec.structs.replace(report.environment, file=file)
     card = str(written("--card", Kind.RUN, report, ".svg"))
     assert "g: 73 % Q8_0, 18 % Q5_0, 9 % Q4_K" in card
-    assert "73 % Q8_0, 18 % Q5_0, 9 % Q4_K, 8.00 bits per weight" in text_of(Kind.RUN, report)
+    assert "73 % Q8_0, 18 % Q5_0, 9 % Q4_K" in text_of(Kind.RUN, report)
+    assert "73 % Q8_0, 18 % Q5_0, 9 % Q4_K · 8.00 bits per weight" in text_of(Kind.RUN, report, detail=1)
 
 
 # ---- no folders ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...results.composition import Composition
 from ...results.costs import CostGroup, QuantizationCosts
 from ...results.products import TypeEnvelope
 from ...results.report import Report
@@ -50,7 +51,8 @@ def _environment(report: Report) -> Iterator[tuple[str, str]]:
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
     architecture = printable(file.architecture or "no architecture", 40)
-    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {file.of_types}"
+    bits = f" · {Composition(file.types).bits_per_weight:.2f} bits per weight" if file.types else ""
+    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {file.of_types}{bits}"
     for i, digest in enumerate(file.sha256):
         yield "sha256" if not i else "", digest
     yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
