@@ -1,7 +1,7 @@
 """Write the pages, tables and pictures that are made from the code and from kept results.
 
-python docs/generate.py            # writes the files of PAGES; of benchmarks.md, backends.md, certificates.md and
-                                   # evidence.md only the tables between the marks
+python docs/generate.py            # writes the files of PAGES; of benchmarks.md, backend-measurements.md,
+                                   # certificates.md and evidence.md only the tables between the marks
 python docs/generate.py --check    # exits with 1 if a file is out of date
 """
 
@@ -331,7 +331,7 @@ def benchmarks() -> str:
 
 
 def backends() -> str:
-    """docs/backends.md, with tables from docs/backends.json and findings from docs/backends.toml."""
+    """docs/backend-measurements.md, with tables from docs/backends.json and findings from docs/backends.toml."""
     made = backends_page.render(backends_records.load(BACKENDS_RESULTS), backends_page.findings())
     return markdown.filled(backends_page.PAGE.read_text(), made, "backends")
 
@@ -341,7 +341,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "command-line.md": command_line, "findings.md": findings, "faults.md": faults,
     "messages.md": messages,
     "formats.md": formats, "museum.md": museum, "evidence.md": evidence, "engines.md": engines,
-    "benchmarks.md": benchmarks, "backends.md": backends, **pictures.PICTURES,
+    "benchmarks.md": benchmarks, "backend-measurements.md": backends, **pictures.PICTURES,
 }  # fmt: skip
 
 

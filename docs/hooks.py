@@ -1,6 +1,6 @@
 """Hooks of `mkdocs build`: add the repository's own pages and the notebook to the site, and translate links.
 
-README.md becomes the site's first page; CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become pages.
+README.md, CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become pages.
 A notebook becomes a page without being run. Links are written as they work in the repository; here they become links
 between pages. A link to any other file of the repository leads to `extra.repository` if mkdocs.yml has it, and becomes
 plain text otherwise. (`repo_url` would not do: with it the theme requests numbers from that host.)
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 #: Files of the repository, and the pages that they become.
 PAGES = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",

@@ -314,16 +314,16 @@ def _problem(report: Report) -> Problem:
 
 
 def _mismatch(rung: RungResult, first: Failure, end: str) -> Problem:
-    """A mismatch in a rung, with its explanation: the ids of faults or the names of definitions."""
+    """A mismatch in a rung, with its explanation in front: the ids of faults or the names of definitions."""
     named: list[str] = []
     if (found := rung.diagnosis) is not None:
         named = [fault.id for fault in found.faults] or [*found.definitions] or [found.verdict]
     n = rung.n_failures - rung.n_waived
-    diagnosis = f"; diagnosis: {', '.join(named)}" if named else ""
+    cause = f"{'cause unknown' if named == ['unknown'] else ', '.join(named)}: " if named else ""
     at = {name: getattr(first, name) for name in ("row", "block", "token")}
     place = ", ".join(f"{name} {value}" for name, value in at.items() if value is not None)
     failed = Failed(rung.name, first.tensor, place or facts(first.what), ", ".join([first.culprit, *named]), n)
-    return Problem(f"{rung.name}: {first.what}{more(n)}{diagnosis}{end}", failed)
+    return Problem(f"{rung.name}: {cause}{first.what}{more(n)}{end}", failed)
 
 
 def more(n: int) -> str:

@@ -36,7 +36,7 @@ KINDS = (
 
 #: The verdicts on a night, as regular expressions.
 WORDS = (
-    "verified", r"verified with [0-9,]+ waived", "regression", "not finished", "not everything verified",
+    "verified", r"verified with [0-9,]+ waived", "regression", "mismatch", "not finished", "not everything verified",
     "nothing was run",
 )  # fmt: skip
 
@@ -80,8 +80,8 @@ class Verdict:
     """The first lines of a report.
 
     Args:
-        word: "verified", "verified with N waived", "regression", "not finished", "not everything verified" or
-            "nothing was run".
+        word: "verified", "verified with N waived", "regression", "mismatch", "not finished", "not everything verified"
+            or "nothing was run".
         level: "good", "bad" or "warn".
         sentence: the counts.
         outcomes: outcome → number of cells, in the order of `Outcome`, followed by `NOT_RUN`.
@@ -168,12 +168,14 @@ def verdict(night: Night, comparison: Comparison | None = None) -> Verdict:
         word, level = "nothing was run", "bad"
     elif any(kind.level == "bad" for kind, _ in changed):
         word, level = "regression", "bad"
+    elif found[Outcome.MISMATCH]:
+        word, level = "mismatch", "bad"
     elif found[NOT_RUN] or night.finished is None:
         word, level = "not finished", "warn"
     elif good + found[Outcome.WAIVED] == len(cells) and good < len(cells):
         word, level = f"verified with {found[Outcome.WAIVED]:,} waived", "warn"
     elif good < len(cells):
-        word, level = "not everything verified", "bad" if found[Outcome.MISMATCH] else "warn"
+        word, level = "not everything verified", "warn"
     else:
         word, level = "verified", "good"
     return Verdict(word, level, "; ".join(counts), outcomes)

@@ -64,7 +64,7 @@ def test_a_format_is_two_files(tmp_path: Path) -> None:
         "docs/certificates.md",
         "docs/tutorials/kernel-author.md",
         "docs/benchmarks.md",
-        "docs/backends.md",
+        "docs/backend-measurements.md",
         "docs/backends.json",
         "docs/backends.toml",
         "docs/museum.json",

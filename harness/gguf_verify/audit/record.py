@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..gguf.file import GgufFile
+from ..gguf.model import composition
 from ..gguf.records import Finding
 from ..processes.sandbox import current
+from ..results.composition import Composition
 from ..results.failures import WaiverUse
 from ..support.address import Address
 from ..support.errors import (
@@ -187,6 +189,11 @@ class Audit(Shown):
         if self.fault:
             return EXIT_ENVIRONMENT
         return EXIT_UNVERIFIED if self.unverified or self.sample is not None else EXIT_VERIFIED
+
+    @property
+    def composition(self) -> Composition:
+        """The types of all tensors of the file, also of those that were not selected."""
+        return composition(tensor for file in self.files for tensor in file.tensors.values())
 
     @property
     def counts(self) -> Counter[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..gguf.model import Model, open_model
 from ..llama.process import LlamaRefused
-from ..results.costs import QuantizationCosts
+from ..results.costs import QuantizationCosts, TextCost
 from ..rungs.run import Run
 from ..support.errors import EnvironmentFault, HarnessError, UsageError
 from ..support.files import read_input
@@ -117,6 +117,8 @@ def measure(run: Run, source: Model, text: Text | None = None) -> QuantizationCo
             left.append(("predictions of tokens", "the model does not continue a text"))
         else:
             predicted = predictions.measure(run, source, text.name, text.text, text.sha256)
+            if predicted.enough:
+                left.append((", ".join(_missing(predicted)), _too_few(predicted)))
     except (LlamaRefused, HarnessError) as error:
         _check(error)
         left.append(("predictions of tokens", str(error)))
@@ -126,6 +128,22 @@ def measure(run: Run, source: Model, text: Text | None = None) -> QuantizationCo
         text=predicted,
         left=tuple(left),
         seconds=time.perf_counter() - start,
+    )
+
+
+def _missing(text: TextCost) -> list[str]:
+    """The figures that the predictions are too few for."""
+    names = {
+        "perplexity": ("perplexity", "source_perplexity", "ratio"), "KL divergence": ("kl_mean",),
+        "equal predictions": ("top1",),
+    }  # fmt: skip
+    return [words for words, fields in names.items() if None in [getattr(text, field) for field in fields]]
+
+
+def _too_few(text: TextCost) -> str:
+    return (
+        f"{text.scored:,} predictions are too few for a standard error of {100 * predictions.MOST_ERROR:g} %: about "
+        f"{text.enough:,} tokens of text are needed, this one has {text.tokens:,} (--text FILE)"
     )
 
 

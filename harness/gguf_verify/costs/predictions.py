@@ -10,12 +10,18 @@ probabilities, q the model's, and t the next token of the text:
     top-1 agreement = fraction of predictions in which p and q have the same most probable token
 
 Unlike there, a text shorter than a chunk is one chunk, and the source's logits are not rounded to 16 bits in between.
+
+Each figure has a standard error: that of independent predictions, which llama-perplexity prints, or that of independent
+chunks if it is larger, since neighbouring predictions are alike. A figure is reported only if its standard error is at
+most a tenth of it and at least 100 predictions were scored, because fewer do not determine the error either. A
+percentile needs 10 predictions beyond it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +37,8 @@ from ..support.array_types import Doubles, Floats
 #: Tokens per chunk, unless the text is shorter or the model was trained on fewer.
 CHUNK = 512
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+#: The largest standard error of a figure relative to it, the fewest predictions, and the fewest beyond a percentile.
+MOST_ERROR, LEAST, LEAST_BEYOND = 0.1, 100, 10
 #: Predictions compared at a time: a vocabulary may have 2^18 tokens, each eight bytes in float64.
 _AT_ONCE = 32
 
@@ -106,10 +114,11 @@ class _Scores:
         self._divergences: list[float] = []
         self._losses: list[float] = []
         self._source_losses: list[float] = []
-        self._agreed = 0
+        self._agreed: list[bool] = []
+        self._ends: list[int] = []
 
     def add(self, source: Floats, model: Floats, following: list[int]) -> None:
-        """Add the scores of predictions, float32[predictions, vocabulary], given the tokens that follow."""
+        """Add the scores of a chunk's predictions, float32[predictions, vocabulary], given the tokens that follow."""
         if source.shape != model.shape:
             raise LlamaRefused(f"the source predicts {source.shape[1]} tokens, the model {model.shape[1]}")
         for rows, expected in _batches(len(following), np.asarray(following)):
@@ -120,34 +129,63 @@ class _Scores:
             at = np.arange(len(expected))
             self._source_losses += (-log_p[at, expected]).tolist()
             self._losses += (-log_q[at, expected]).tolist()
-            self._agreed += int((log_p.argmax(axis=1) == log_q.argmax(axis=1)).sum())
+            self._agreed += (log_p.argmax(axis=1) == log_q.argmax(axis=1)).tolist()
+        self._ends.append(len(self._losses))
 
     def cost(self, name: str, sha256: str, tokens: int, chunk: int, chunks: int) -> TextCost:
-        found = np.asarray(self._divergences)
+        losses, before, found = map(np.asarray, (self._losses, self._source_losses, self._divergences))
+        agreed, n = np.asarray(self._agreed, np.float64), len(found)
+        figures = {
+            "perplexity": self._exponential(losses), "source_perplexity": self._exponential(before),
+            "ratio": self._exponential(losses - before), "kl_mean": (float(found.mean()), self._error(found)),
+            "top1": (float(agreed.mean()), self._error(agreed)),
+        }  # fmt: skip
+        known = {
+            key: (value, error)
+            for key, (value, error) in figures.items()
+            if n >= LEAST and (error <= MOST_ERROR * value or math.isinf(value))
+        }
+        lacking = [error / value for key, (value, error) in figures.items() if key not in known and value]
+        share = tokens / n  # of the text, for each prediction
+        needed = max([LEAST, *(n * (error / MOST_ERROR) ** 2 for error in lacking if math.isfinite(error))])
         return TextCost(
             text=name,
             sha256=sha256,
             tokens=tokens,
             chunk=chunk,
             chunks=chunks,
-            scored=len(found),
-            perplexity=_perplexity(self._losses),
-            source_perplexity=_perplexity(self._source_losses),
-            kl_mean=float(found.mean()),
-            kl_max=float(found.max()),
-            kl_percentiles={f"{p:g}%": float(np.percentile(found, p)) for p in PERCENTILES},
-            top1=self._agreed / len(found),
+            scored=n,
+            **{key: known[key][0] if key in known else None for key in figures},
+            kl_max=float(found.max()) if "kl_mean" in known else None,
+            kl_percentiles={
+                f"{p:g}%": float(np.percentile(found, p))
+                for p in PERCENTILES
+                if "kl_mean" in known and n * (100 - p) >= 100 * LEAST_BEYOND
+            },
+            errors={key: error for key, (_, error) in known.items()},
+            enough=0 if len(known) == len(figures) else math.ceil(needed * share / 100) * 100,
         )
+
+    def _error(self, values: Doubles) -> float:
+        """The standard error of the mean of values, one for each prediction."""
+        off = values - values.mean()
+        n, chunks = len(values), len(self._ends)
+        variance = float((off**2).sum()) / max(1, n - 1) / n
+        if chunks > 1:
+            sums = [float(off[start:stop].sum()) for start, stop in pairwise((0, *self._ends))]
+            variance = max(variance, chunks / (chunks - 1) * math.fsum(v * v for v in sums) / n**2)
+        return math.sqrt(variance)
+
+    def _exponential(self, losses: Doubles) -> tuple[float, float]:
+        """exp of the mean of losses, and its standard error to first order."""
+        mean = math.fsum(losses) / len(losses)
+        value = math.exp(mean) if mean < 700 else math.inf
+        return value, value * self._error(losses)
 
 
 def _batches(n: int, expected: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
     for at in range(0, n, _AT_ONCE):
         yield slice(at, at + _AT_ONCE), expected[at : at + _AT_ONCE]
-
-
-def _perplexity(losses: list[float]) -> float:
-    mean = math.fsum(losses) / len(losses)
-    return math.exp(mean) if mean < 700 else math.inf
 
 
 def _log_softmax(logits: Floats) -> Doubles:

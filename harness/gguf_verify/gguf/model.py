@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
+from ..results.composition import Composition, TypeShare
 from ..results.environment import FileInfo
 from ..support.command_line import cores
 from ..support.errors import HarnessError, MalformedFile
@@ -66,6 +67,23 @@ class _Hashing:
         """Stop reading the files."""
         self._wanted = False
         self._pool.shutdown(cancel_futures=True)
+
+
+def composition(tensors: Iterable[Tensor]) -> Composition:
+    """Return the types of tensors, those with the most bytes first."""
+    of_type: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        of_type.setdefault(tensor.type.name, []).append(tensor)
+    shares = [
+        TypeShare(
+            type=name,
+            tensors=len(found),
+            weights=sum(t.k * t.n_rows for t in found),
+            nbytes=sum(t.nbytes for t in found),
+        )
+        for name, found in of_type.items()
+    ]
+    return Composition(sorted(shares, key=lambda share: (-share.nbytes, share.type)))
 
 
 @dataclass
@@ -135,6 +153,7 @@ class Model:
             sha256=self.sha256() if wait or self.hashed else (),
             architecture=self.architecture or "",
             tensor_types=dict(Counter(t.type.name for t in self.tensors.values())),
+            types=tuple(composition(self.tensors.values()).types),
         )
 
     @property

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from ..checks import Check
+from ..results.composition import Composition
 from ..results.failures import CULPRITS
 from ..results.report import Report
 from ..support.text import counted, printable
 from . import grid, run_words, scene, shades
 from .grid import Grid
 from .heat_map import mark_of
+from .published import published
 from .scene import Box, Frame, Item, Line, Scene, Words, shortened, text_width
 from .shades import short
 from .writer import Form, Kind, Writer
+
+if TYPE_CHECKING:
+    from ..audit.record import Audit
 
 WIDTH, HEIGHT, MARGIN = 1200, 630, 56
 #: Place of the map: its left upper corner, its width and height.
@@ -31,7 +38,7 @@ _RUNGS = ("bytes", "blocks", "layers", "tokens")
 def card(report: Report) -> Scene:
     """The card as a scene."""
     made = Scene(width=WIDTH, height=HEIGHT)
-    made.add(_head(report, shades.level(report.verdict)))
+    made.add(head(run_words.headline(report), _said(report), shades.level(report.verdict)))
     made.add(_facts(report))
     made.add(_skipped(report))
     made.add(_picture(report))
@@ -39,19 +46,19 @@ def card(report: Report) -> Scene:
     return made
 
 
-def _head(report: Report, level: str) -> Iterator[Item]:
+def head(word: str, said: str, level: str) -> Iterator[Item]:
+    """The top of a card: the verdict, in as large letters as fit, and its sentence."""
     yield Box(0, 0, WIDTH, 176, f"{level}-fill")
     yield Box(0, 172, WIDTH, 4, level)
-    word, most = run_words.headline(report), 84.0
+    most = 84.0
     while text_width(word, most, True, False) > WIDTH - 2 * MARGIN - 150:
         most -= 2
     yield Words(MARGIN, 100, word, tone=level, size=most, bold=True, mono=False)
     yield Words(WIDTH - MARGIN, 64, "gguf-verify", tone="muted", size=24, anchor="end", mono=False)
-    said, width, size = _said(report), WIDTH - 2 * MARGIN, 29.0
+    width, size = WIDTH - 2 * MARGIN, 29.0
     while size > 24 and text_width(said, size, False, False) > width:
         size -= 1
-    shown = shortened(printable(said, 400), width, size, mono=False, middle=False)
-    yield Words(MARGIN, 150, shown, tone=level, size=size, mono=False)
+    yield Words(MARGIN, 150, cut(said, width, size), tone=level, size=size, mono=False)
 
 
 def _said(report: Report) -> str:
@@ -73,7 +80,7 @@ def _said(report: Report) -> str:
     if not why:
         left = [u for r in report.rungs for u in r.unverified]
         why = f"{len(left):,} could not be checked" if left else "nothing was measured"
-    return (f"At fault: {blamed}. " if blamed else "") + f"{why[:1].upper()}{why[1:]}"
+    return (f"At fault: {blamed}. " if blamed else "") + published(f"{why[:1].upper()}{why[1:]}")
 
 
 def _worst(report: Report) -> float | None:
@@ -84,12 +91,12 @@ def _worst(report: Report) -> float | None:
 
 def _facts(report: Report) -> Iterator[Item]:
     e = report.environment
-    kinds = ", ".join(kind for kind, _ in sorted(e.file.tensor_types.items(), key=lambda one: -one[1])[:3])
+    kinds = Composition(e.file.types).words(3) or ", ".join(e.file.tensor_types)
     model = e.file.path.rpartition("/")[2]
     device = e.host.device if e.host.sm is None else f"{e.host.device} (sm_{e.host.sm})"
     used = _worst(report)
     lines = [
-        ("model", model), ("weights", f"{kinds}, {e.file.architecture or 'no architecture'}"),
+        ("model", model), ("weights", f"{e.file.architecture or 'no architecture'}: {kinds}"),
         ("kernel", f"{e.kernel.name}, declares {e.kernel.definition}" if report.kernel_ran else "not run"),
         *([("and", ", ".join(e.kernel.declares))] if e.kernel.declares and report.kernel_ran else []),
         ("device", device if report.kernel_ran else "none"),
@@ -102,21 +109,25 @@ def _facts(report: Report) -> Iterator[Item]:
         size = 27.0
         while size > 20 and text_width(value, size, name == "model", False) > _LEFT - 130:
             size -= 1
-        shown = _cut(value, _LEFT - 130, size, name == "model")
+        shown = cut(value, _LEFT - 130, size, name == "model")
         tone = "bad" if name == "worst" and used is not None and not used <= 1 else "text"
         yield Words(MARGIN + 130, y, shown, tone=tone, size=size, bold=name == "model", mono=False)
 
 
 def _skipped(report: Report) -> Iterator[Item]:
     """The classes of checks that were skipped, in two lines."""
-    lines, left = [""], [check.title for check in report.skipped if check.id not in _RUNGS]
+    lines, left = [""], [_partly(check) for check in report.skipped if check.id not in _RUNGS]
     for i, title in enumerate(left):
         more = title if i else f"skipped: {title}"
         if lines[-1] and len(lines) < 2 and text_width(f"{lines[-1]}, {more}", 17, False, False) > _LEFT:
             lines.append("")
         lines[-1] += f", {more}" if lines[-1] else more
     for i, line in enumerate(lines):
-        yield Words(MARGIN, 526 + 20 * i, _cut(line, _LEFT, 17), tone="warn", size=17, mono=False)
+        yield Words(MARGIN, 526 + 20 * i, cut(line, _LEFT, 17), tone="warn", size=17, mono=False)
+
+
+def _partly(check: Check) -> str:
+    return f"{check.title} (in part)" if check.done else check.title
 
 
 def _holds(report: Report) -> str:
@@ -167,7 +178,7 @@ def _picture(report: Report) -> Iterator[Item]:
     else:
         m, n = drawn.size
         title = f"first wrong GEMM: N = {n:,}, M = {m:,}"
-    yield Words(x, y - 22, _cut(title, width, 22), tone="muted", size=22, mono=False)
+    yield Words(x, y - 22, cut(title, width, 22), tone="muted", size=22, mono=False)
     lines, columns = len(drawn.cells), len(drawn.cells[0])
     wide, tall = width / columns, min(height / lines, 60 if drawn.every else 40)
     if drawn.every:
@@ -224,10 +235,11 @@ def _foot(report: Report) -> Iterator[Item]:
     words = f"gguf-verify {e.versions.gguf_verify} against llama.cpp {e.versions.llama_cpp}"
     words += f", sha256 {digest}…" if digest else ""
     words += f", seed {e.options.seed}"
-    yield Words(MARGIN, 617, _cut(words, WIDTH - 2 * MARGIN, 17), tone="muted", size=17, mono=False)
+    yield Words(MARGIN, 617, cut(words, WIDTH - 2 * MARGIN, 17), tone="muted", size=17, mono=False)
 
 
-def _cut(text: str, width: float, size: float, bold: bool = False) -> str:
+def cut(text: str, width: float, size: float, bold: bool = False) -> str:
+    """Text that fits into a width in pixels: see `scene.shortened`."""
     return shortened(printable(text, 400), width, size, bold, mono=False)
 
 
@@ -238,22 +250,30 @@ def told(report: Report) -> str:
     """Return the card in words, for readers who cannot see it."""
     e = report.environment
     kernel = f"kernel {e.kernel.name}" if report.kernel_ran else "no kernel"
-    skipped = ", ".join(check.title for check in report.skipped) or "nothing"
+    skipped = ", ".join(map(_partly, report.skipped)) or "nothing"
     return f"{run_words.headline(report)}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
         f"{_said(report)}. It holds for {_holds(report)}. Skipped: {skipped}."
     )
 
 
 def _render(report: Report, form: Form) -> str | bytes:
-    made = card(report)
-    title = f"gguf-verify: {run_words.headline(report)}"
+    return _drawn(card(report), f"gguf-verify: {run_words.headline(report)}", told(report), form)
+
+
+def _render_audit(audit: Audit, form: Form) -> str | bytes:
+    from . import audit_card  # late: few audits draw
+
+    return _drawn(audit_card.card(audit), f"gguf-verify audit: {audit.words.upper()}", audit_card.told(audit), form)
+
+
+def _drawn(made: Scene, title: str, words: str, form: Form) -> str | bytes:
     if form.suffix == ".png":
         return scene.png(made, title, scale=1)
-    return scene.svg(made, title, told(report), dark=False)
+    return scene.svg(made, title, words, dark=False)
 
 
 WRITER = Writer(
     "card", "--card",
     "one picture of the verdict for a README or a model card, 1200 by 630 pixels",
-    {Kind.RUN: _render}, ("card.svg", "card.png", ".svg", ".png"), (".svg", ".png"),
+    {Kind.RUN: _render, Kind.AUDIT: _render_audit}, ("card.svg", "card.png", ".svg", ".png"), (".svg", ".png"),
 )  # fmt: skip

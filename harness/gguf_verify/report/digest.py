@@ -43,7 +43,7 @@ class Finding:
         numbers: after the message, such as ": got 1, expected 2"; "": none.
         details: after the numbers, where there is room.
         lines: further lines, where there is more room.
-        path: the file.
+        path: the file, without folders of this machine: see `published.file_name`.
         owner: the tensor, key or node; "": none.
         place: in the owner. It does not change when the file moves or grows, so it holds no offset in the file.
         region: the bytes, half-open; None: not about bytes.

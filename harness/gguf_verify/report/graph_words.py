@@ -12,6 +12,7 @@ from ..backend_results import GraphReport, NotJudged, OperationResult, Varying, 
 from ..bisection_results import Seen
 from ..support.command_line import shown
 from ..support.text import counted, printable
+from . import run_words
 from .digest import seen
 from .shades import rank, short
 
@@ -117,7 +118,7 @@ def extent(node: WrongNode) -> str:
 def facts(node: WrongNode) -> Iterator[tuple[str, str]]:
     """A wrong node line by line; a label that is "" continues the one above."""
     yield "first", first(node)
-    yield "worst", f"{node.utilisation:.3g} times the bound of the definition {seen(node.definition)}"
+    yield "worst", run_words.of_bound(node.utilisation, f"the bound of the definition {seen(node.definition)}")
     yield "wrong", extent(node)
     yield "output", seen(node.output)
     yield from (("" if i else "inputs", seen(words)) for i, words in enumerate(node.inputs))

@@ -161,7 +161,7 @@ class Grid:
             alike = most is None or least is None or not most > 1000 * least
             flat = (
                 "the map is flat, so look for a cause that all outputs share: a scale, an offset, the layout, the "
-                "definition" if alike else "the darkest cells are the worst"
+                "definition" if alike else "the map is not flat, so look for what the worst cells share"
             )  # fmt: skip
             return [f"Every {what} is wrong, with {span}{whose}: {flat}."]
         regions = self.regions

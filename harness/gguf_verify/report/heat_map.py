@@ -24,6 +24,8 @@ CHAR, LINE, MARGIN = 8, 18, 16
 _WRAPPED, _NARROW = 88, 36
 #: The most frames of a map; where there are more regions, one frame is around all.
 MOST_FRAMES = 8
+#: The mark of a value of which a part was not checked.
+PART = "*"
 #: Pixels that two borders of tiles are apart at least; closer ones are skipped.
 _TILE_PIXELS = 6
 
@@ -32,10 +34,11 @@ _TILE_PIXELS = 6
 
 
 def mark_of(cell: Cell) -> str:
-    """Wrong cells are crossed out, unchecked ones struck through: colour is never the only mark."""
+    """Wrong cells are crossed out, unchecked ones struck through: colour is never the only mark. A cell with a value of
+    which a part was not checked has `PART` behind the value instead."""
     if shades.is_wrong(cell.shade):
         return CROSS
-    return STROKE if cell.unchecked else ""
+    return STROKE if cell.unchecked and cell.value is None else ""
 
 
 def title_of(grid: Grid, line: str, column: str, cell: Cell) -> str:
@@ -100,7 +103,7 @@ def _matrices(grid: Grid, start: float, top: float) -> tuple[list[Item], float, 
             if mark := mark_of(cell):  # beside the number
                 items.append(Box(x + width - 17, at + 4, 12, 12, cell.shade, mark))
             if cell.value is not None:
-                items.append(Words(x + 4, at + 15, short(cell.value), cell.shade))
+                items.append(Words(x + 4, at + 15, short(cell.value) + PART * cell.unchecked, cell.shade))
     return items, lefts[-1] + wide[-1] - 2, y + len(grid.cells) * tall
 
 
@@ -218,10 +221,15 @@ def _marks(grids: Sequence[Grid]) -> Iterator[tuple[list[Item], str]]:
     """A sample, at (0, 0), and its meaning."""
     cells = [c for grid in grids for c in grid.drawn]
     if any(grid.n_wrong for grid in grids):
-        worst = next(c.shade for c in cells if shades.is_wrong(c.shade))
-        yield [Box(1, 1, 14, 14, worst, CROSS)], "over the bound, or wrong; the darkest is not finite, or above 1e5"
-    if any(c.unchecked for c in cells):
+        finite = (c.shade for c in cells if shades.is_wrong(c.shade) and c.shade != shades.WRONG[-1])
+        worst = next(finite, shades.WRONG[0])
+        yield [Box(1, 1, 14, 14, worst, CROSS)], "over the bound, or wrong"
+        if any(c.shade == shades.WRONG[-1] for c in cells):
+            yield [Box(1, 1, 14, 14, shades.WRONG[-1], CROSS)], "not finite, or above 1e5"
+    if any(c.unchecked and c.value is None for c in cells):
         yield [Box(1, 1, 14, 14, shades.UNCHECKED, STROKE)], "not checked"
+    if any(c.unchecked and c.value is not None for c in cells):
+        yield [Words(4, 13, PART, tone="text")], "part of it was not checked"
     maps = [grid for grid in grids if not grid.every]
     if any(_framed(grid) for grid in maps):
         yield [Frame(1, 2, 14, 12)], "frame: wrong cells that touch each other"

@@ -21,8 +21,10 @@ import msgspec
 from ..backend_results import GRAPH_SCHEMA
 from ..bisection_results import BISECTION_SCHEMA
 from ..results.report import SCHEMA_VERSION
+from ..support.address import Address
 from ..support.plain import plain
 from ..support.text import ELLIPSIS
+from .published import names, public, published
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ..captured import Judged
     from ..gguf.records import Finding, Range
     from ..identification import IdentifyHeader, IdentifyReport
+    from ..results.composition import Composition
     from ..results.report import Report
 
 #: Of audits, x-rays and identifications.
@@ -54,35 +57,39 @@ def of_run(report: Report) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of_audit(audit: Audit) -> dict[str, Any]:
-    """An audit as plain objects.
+def of_audit(audit: Audit, name: str = "") -> dict[str, Any]:
+    """An audit as plain objects. Files have names and no folders, because such files are published; `name` is that of
+    the audited one, if the base name is not enough.
 
     Ranges of bytes are half-open: start is the first byte, stop the one after the last.
 
     kind "audit"; verdict "clean", "clean in the sample", "clean as far as checked", "waived", "warnings", "wrong",
     "refused", "broken off" or "not everything verified"; sentence: what that means here; exit_code; header: versions,
     file, sha256; seconds, command, strict; fault: what broke the audit off, or null; n_tensors: how many the model has,
-    of which `tensors` were looked at; findings: {severity, id, effect, part, start, stop, expected, found, why, owner};
-    waivers: {what, reason, until, state, failures}; files: one a part, whose byte_map lists [start, stop, kind, owner,
-    note]; tensors: {name, type, shape, part, offset, bytes, statistics or null}, where `codes` counts each code from
-    the lowest; fingerprints: {type, blocks, consistent or null, rules: {producer, rule, obeying}}; readers: a list a
-    part; source: null without --source, else {tensor, outcome ("same", "differs", "possible" or "impossible" with an
-    importance matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error
-    and made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified,
-    judgement or null, with_importance, through}; source_keys: null, or {compared, differing, why: none was compared};
-    unmapped: tensors of the source that were not compared, {name, why};
-    unverified: {name, why}; left_out: checks that were not requested, {name, why}; not_listed: list → number of entries
-    beyond its limit (`MOST_RANGES`, `MOST_TENSORS`; of findings `MAX_PER_RULE`); sample: null, or of a remote file
-    {seed, fetched and size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all,
-    untold: what it cannot tell}, where statistics are of the sampled blocks.
+    of which `tensors` were looked at; composition: {weights, bytes, bits_per_weight, types: {type, tensors, weights,
+    bytes, bits_per_weight}, the most bytes first} of all tensors; findings: {severity, id, effect, part, start, stop,
+    expected, found, why, owner}; waivers: {what, reason, until, state, failures}; files: one a part, whose byte_map
+    lists [start, stop, kind, owner, note]; tensors: {name, type, shape, part, offset, bytes, statistics or null}, where
+    `codes` counts each code from the lowest; fingerprints: {type, blocks, consistent or null, rules: {producer, rule,
+    obeying}}; readers: a list a part; source: null without --source, else {tensor, outcome ("same", "differs",
+    "possible" or "impossible" with an importance matrix, "missing" or "not compared"), differing, first: [row, block]
+    or null, made: hex or null, error and made_error: relative to the source, of the file's values and of those that
+    llama.cpp makes, unverified, judgement or null, with_importance, through}; source_keys: null, or {compared,
+    differing, why: none was compared}; unmapped: tensors of the source that were not compared, {name, why}; unverified:
+    {name, why}; left_out: checks that were not requested, {name, why}; not_listed: list → number of entries beyond its
+    limit (`MOST_RANGES`, `MOST_TENSORS`; of findings `MAX_PER_RULE`); sample: null, or of a remote file {seed, fetched
+    and size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it
+    cannot tell}, where statistics are of the sampled blocks.
     """
     fields = {
-        "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "sentence": audit.sentence,
-        "exit_code": audit.exit_code, "header": _header(audit.header), "seconds": audit.seconds,
+        "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict,
+        "sentence": audit.sentence, "exit_code": audit.exit_code,
+        "header": _audit_header(audit, name), "seconds": audit.seconds,
         "command": audit.command, "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
+        "composition": _composition(audit.composition),
         "findings": [_finding(f, f in audit.waived) for f in audit.findings],
         "files": [
-            {"path": f.shown, "size": f.size, "version": f.version, "alignment": f.alignment,
+            {"path": _base(f.shown), "size": f.size, "version": f.version, "alignment": f.alignment,
              "data_offset": f.data_offset, "refused": f.refused.id if f.refused else None,
              "byte_map": [_range(r) for r in f.byte_map[:MOST_RANGES]]}
             for f in audit.files
@@ -106,7 +113,30 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         "not_listed": _not_listed(audit),
         "sample": {**asdict(audit.sample), "untold": audit.sample.untold} if audit.sample else None,
     }  # fmt: skip
-    return as_object(fields)
+    made = as_object(fields)
+    return {key: value if key in ("files", "tensors", "source") else public(value) for key, value in made.items()}
+
+
+def _audit_header(audit: Audit, name: str) -> dict[str, Any]:
+    made = _header(audit.header)
+    paths = {key: None if made[key] is None else _base(made[key]) for key in ("source", "imatrix")}
+    return made | {"file": name or _base(made["file"]), **paths}
+
+
+def _base(path: str) -> str:
+    """The name of a file or a folder; an address as it is."""
+    return path if Address.of(path) is not None else path.rstrip("/").rpartition("/")[2]
+
+
+def _composition(of: Composition) -> dict[str, Any]:
+    return {
+        "weights": of.weights, "bytes": of.nbytes, "bits_per_weight": of.bits_per_weight,
+        "types": [
+            {"type": share.type, "tensors": share.tensors, "weights": share.weights, "bytes": share.nbytes,
+             "bits_per_weight": share.bits_per_weight}
+            for share in of.types
+        ],
+    }  # fmt: skip
 
 
 def _finding(f: Finding, waived: bool) -> dict[str, Any]:
@@ -155,15 +185,16 @@ def of_audits(audits: Audits) -> dict[str, Any]:
     audits: one a file, as `of_audit` has it, or {kind "unopened", path, verdict, exit_code, why}.
     """
     listed = [
-        of_audit(a) if a in audits.opened else {
-            "kind": "unopened", "path": str(a.path), "verdict": a.verdict, "exit_code": a.exit_code,
-            "why": getattr(a, "why", ""),
+        of_audit(a, name) if a in audits.opened else {
+            "kind": "unopened", "path": name, "verdict": a.verdict, "exit_code": a.exit_code,
+            "why": published(getattr(a, "why", "")),
         }
-        for a in audits.audits
+        for a, name in zip(audits.audits, names(a.path for a in audits.audits), strict=True)
     ]  # fmt: skip
     fields = {
         "schema": _OTHER_VERSION, "kind": "audits", "verdict": audits.verdict, "exit_code": audits.exit_code,
-        "seconds": audits.seconds, "command": audits.command, "verdicts": dict(audits.verdicts), "audits": listed,
+        "seconds": audits.seconds, "command": published(audits.command), "verdicts": dict(audits.verdicts),
+        "audits": listed,
     }  # fmt: skip
     return as_object(fields)
 

@@ -16,7 +16,7 @@ from ..results.report import Report
 from ..results.rungs import RungResult
 from ..support.errors import Culprit
 from ..support.text import counted, printable, visible
-from .shades import rank
+from .shades import rank, short
 
 
 def headline(report: Report) -> str:
@@ -36,8 +36,9 @@ def measured(costs: QuantizationCosts) -> tuple[str, str]:
     if costs.gemms:
         mean = math.fsum(g.error for g in costs.gemms) / len(costs.gemms)
         found.append(f"mean error {100 * mean:.3g} % of {counted(len(costs.gemms), 'products')}")
-    if costs.text is not None:
-        found.append(f"KL {costs.text.kl_mean:.3g} over {counted(costs.text.scored, 'predictions')}")
+    if (text := costs.text) is not None and text.kl_mean is not None:
+        kl = with_error(text.kl_mean, text.errors.get("kl_mean"))
+        found.append(f"KL {kl} over {counted(text.scored, 'predictions')}")
     left = [f"{printable(name, 64)}: {printable(why, 200)}" for name, why in costs.left[:1]]
     if not costs.gemms and not left:
         left = ["matrix products"]
@@ -186,14 +187,50 @@ def scored(text: TextCost) -> str:
     return f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"
 
 
+def with_error(value: float, error: float | None, unit: str = "") -> str:
+    """A figure and its standard error, with two significant digits of the error: "7.250 ± 0.031"."""
+    if error is None or not math.isfinite(error):
+        return f"{value:.4g}{unit}"
+    digits = 1 - math.floor(math.log10(error)) if error > 0 else 4
+    digits = min(9, max(0, digits))
+    return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"
+
+
+#: Names of figures: the ratio of perplexities, what those of divergences begin with, and equal predictions.
+RATIO, KL, SAME = "perplexity, difference", "KL divergence, ", "same most probable token"
+
+
 def predictions(text: TextCost) -> Iterator[tuple[str, str, str]]:
-    """The comparison of predictions: a name, the model's figure, and its source's."""
-    yield "perplexity", f"{text.perplexity:.4f}", f"{text.source_perplexity:.4f}"
-    yield "KL divergence, mean", f"{text.kl_mean:.6f}", ""
+    """The comparison of predictions: a name, the model's figure, and its source's, with their standard errors. Figures
+    for which there are too few predictions are omitted."""
+    of = text.errors.get
+    if text.perplexity is not None:
+        source = text.source_perplexity
+        shown = "" if source is None else with_error(source, of("source_perplexity"))
+        yield "perplexity", with_error(text.perplexity, of("perplexity")), shown
+    if text.ratio is not None:
+        percent = 100 * (text.ratio - 1), 100 * text.errors.get("ratio", 0.0)
+        yield RATIO, f"{'+' if percent[0] >= 0 else ''}{with_error(*percent, ' % against the source')}", ""
+    if text.kl_mean is not None:
+        yield f"{KL}mean", with_error(text.kl_mean, of("kl_mean")), ""
     for name, value in text.kl_percentiles.items():
-        yield f"KL divergence, {name} of predictions below", f"{value:.6f}", ""
-    yield "KL divergence, largest", f"{text.kl_max:.6f}", ""
-    yield "same most probable token", f"{100 * text.top1:.2f} %", ""
+        yield f"{KL}{name} below", f"{value:.3g}", ""
+    if text.kl_max is not None:
+        yield f"{KL}largest", f"{text.kl_max:.3g}", ""
+    if text.top1 is not None:
+        error = None if of("top1") is None else 100 * text.errors["top1"]
+        yield SAME, with_error(100 * text.top1, error, " %"), ""
+
+
+def of_bound(utilisation: float, bound: str = "its bound") -> str:
+    """An error in terms of its bound, as a sentence has it: "0.25 of its bound", "exactly its bound (one rounding;
+    expected)", "1.0004 times its bound", "3,120 times its bound"."""
+    if utilisation == 1:
+        return f"exactly {bound} (one rounding; expected)"
+    if not 0.995 <= utilisation < 1.05:
+        return f"{short(utilisation)} {'times' if not utilisation < 1 else 'of'} {bound}"
+    digits = next(n for n in range(3, 18) if float(f"{utilisation:.{n}g}") != 1)
+    return f"{utilisation:.{digits}g} {'times' if utilisation > 1 else 'of'} {bound}"
 
 
 def ends(numbers: str, most: int = 3) -> str:

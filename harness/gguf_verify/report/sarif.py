@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -49,9 +48,7 @@ def render(digest: Digest) -> str:
 
 
 def _result(f: Finding) -> Json:
-    # a relative path stays relative to where the command ran: to the repository, in continuous integration
-    uri = quote(f.path.encode("utf-8", "surrogateescape"))
-    physical: Json = {"artifactLocation": {"uri": f"file://{uri}" if Path(f.path).is_absolute() else uri}}
+    physical: Json = {"artifactLocation": {"uri": quote(f.path.encode("utf-8", "surrogateescape"))}}
     if f.region is not None:
         start, stop = f.region
         physical["region"] = {"byteOffset": start, "byteLength": max(stop - start, 0)}

@@ -6,7 +6,10 @@ in its own theme.
 
 from __future__ import annotations
 
+import base64
 import io
+import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,6 +34,9 @@ _DARK = {"text": "#e6eaf1", "muted": "#a2acbc", "line": "#4a5465", "card": "#151
 #: Fonts whose letters are of one width, 0.6 of their size, and the others.
 _MONO = "ui-monospace,Menlo,Consolas,monospace"
 _SANS = "system-ui,-apple-system,Segoe UI,Roboto,Noto Sans,Liberation Sans,sans-serif"
+
+#: The name of the font that `_face` brings.
+_OWN = "card"
 
 #: Pixels of a PNG for each of a scene.
 SCALE = 2
@@ -133,22 +139,36 @@ def text_width(text: str, size: float, bold: bool = False, mono: bool = True) ->
     return size * sum(_WIDTH.get(c, 0.8 if ord(c) < 0x2E80 else 1.05) for c in text) * (1.15 if bold else 1.01)
 
 
-def shortened(text: str, width: float, size: float, bold: bool = False, mono: bool = True, middle: bool = True) -> str:
-    """Text that fits into a width in pixels: if it is too long its middle is cut out, because names differ at both
-    ends, or its end."""
+def shortened(text: str, width: float, size: float, bold: bool = False, mono: bool = True) -> str:
+    """Text that fits into a width in pixels. Of several words whole ones are omitted at the end; of one, such as a
+    file's name, parts between its hyphens and underscores in the middle, because names differ at both ends."""
     text = safe(text)
     if text_width(text, size, bold, mono) <= width:
         return text
     if len(text) > 1000:
         text = f"{text[:500]}…{text[-500:]}"
-    keep = len(text) - 1
-    while keep > 1:
-        head = -(-keep // 2) if middle else keep
-        cut = f"{text[:head]}…{text[len(text) - (keep - head) :]}"
-        if text_width(cut, size, bold, mono) <= width:
-            return cut
-        keep -= 1
+    words = " " in text
+
+    def fits(cut: str) -> bool:
+        return text_width(cut, size, bold, mono) <= width
+
+    parts = re.findall(r"\S+\s*" if words else r"[^-_]+[-_]*|[-_]+", text)
+    for pieces in (parts, [*text]):
+        ahead, behind, left = "", "", [*pieces]
+        while left:
+            if fits(_joined(ahead + left[0], behind)):
+                ahead += left.pop(0)
+            elif words or not fits(_joined(ahead, left[-1] + behind)):
+                break
+            if left and not words and fits(_joined(ahead, left[-1] + behind)):
+                behind = left.pop() + behind
+        if ahead and (behind or words):
+            return _joined(ahead, behind)
     return text[:1]
+
+
+def _joined(ahead: str, behind: str) -> str:
+    return f"{ahead if behind else ahead.rstrip(' ,;:')}…{behind}"
 
 
 def safe(text: str) -> str:
@@ -194,7 +214,8 @@ def svg(
         f"<title>{escape(title, False)}</title>", f"<desc>{escape(safe(told), False)}</desc>",
     ]  # fmt: skip
     if alone:
-        out += [f"<style>{_alone(dark)}</style>", f'<rect class="t-card" width="{width}" height="{height}"/>']
+        face = _face() if any(isinstance(v, Words) and not v.mono for v in scene.items) else ""
+        out += [f"<style>{_alone(dark)}{face}</style>", f'<rect class="t-card" width="{width}" height="{height}"/>']
     boxes = [v for v in scene.items if isinstance(v, Box)]
     shown = sorted((b for b in boxes if b.title), key=lambda b: not b.mark)
     titled = set(shown if most_titles is None else shown[:most_titles])
@@ -214,6 +235,14 @@ def svg(
         out.append(f'<path class="stroke {shade}" d="{strokes}"/>')
     out += [drawn for v in scene.items if (drawn := _element(v))]
     return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def _face() -> str:
+    """The font of PNG for a picture that stands alone, so that both look the same: Aileron, which is in the public
+    domain (CC0) and comes with Pillow. Where a reader does not load it, widths still fit: see `text_width`."""
+    held = getattr(_font(20), "font_bytes", b"")
+    source = f"data:font/ttf;base64,{base64.b64encode(held).decode()}"
+    return f"@font-face{{font-family:{_OWN};src:url({source})}}.pic{{font-family:{_OWN},{_SANS}}}" if held else ""
 
 
 def _alone(dark: bool) -> str:
@@ -277,7 +306,7 @@ def png(scene: Scene, title: str, scale: int = SCALE) -> bytes:
 
 
 #: Characters that Pillow's font lacks → others.
-_PLAIN = {"×": "x", "…": "...", "≤": "<=", "→": "->", "–": "-", "−": "-"}
+_PLAIN = {"×": "x", "≤": "<=", "→": "->", "–": "-", "−": "-"}
 
 
 @cache
@@ -285,6 +314,14 @@ def _font(size: float) -> FreeTypeFont | ImageFont:
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
+
+
+@cache
+def _drawable(character: str) -> str:
+    """A character as Pillow's font has it: itself, a plain one, or the letter without its accent."""
+    plain = _PLAIN.get(character) or unicodedata.normalize("NFD", character)[0]
+    lacking = bytes(_font(20).getmask("\ufffe"))
+    return next((c for c in (character, plain) if bytes(_font(20).getmask(c)) != lacking), "?")
 
 
 class _Pen:
@@ -323,7 +360,7 @@ class _Pen:
 
     def _words(self, v: Words) -> None:
         colour = shades.PALETTE["light"][v.shade][1] if v.shade else TONES[v.tone]
-        text = "".join(_PLAIN.get(c, c if ord(c) < 256 else "?") for c in safe(v.text))
+        text = "".join(map(_drawable, safe(v.text)))
         size, most = v.size * self._scale, v.width * self._scale
         while _font(size).getlength(text) > most and size > 6:
             size -= 1

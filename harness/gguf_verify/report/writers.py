@@ -10,6 +10,7 @@ from typing import Any
 from . import annotations as workflow_commands
 from . import junit, markdown, sarif
 from .digest import Digest
+from .published import public
 from .writer import Form, Kind, Render, Writer
 
 
@@ -51,10 +52,10 @@ _DIGESTS: dict[StrEnum, tuple[str, str]] = {
 
 
 def of_digest(write: Callable[[Digest], str], module: str, function: str) -> Render:
-    """A format of digests, with the function of a module that makes the digest."""
+    """A format of digests, with the function of a module that makes the digest; without the folders of this machine."""
 
     def render(result: Any, form: Form) -> str:
-        digest: Digest = getattr(import_module(module), function)(result)
+        digest: Digest = public(getattr(import_module(module), function)(result))
         return write(digest)
 
     return render

@@ -44,9 +44,13 @@ class TextCost(msgspec.Struct, frozen=True, kw_only=True):
             skipped.
         scored: number of predictions that were compared: those in the second half of each chunk.
         perplexity, source_perplexity: of the model, and of its source.
+        ratio: the first divided by the second; both models predict the same tokens, so its error is smaller.
         kl_mean, kl_max: Kullback-Leibler divergence of the model's probabilities from the source's, in nats.
         kl_percentiles: percentile, such as "99%" → divergence.
         top1: share of the predictions in which both have the same most probable token.
+        errors: name of one of these fields → its standard error.
+        enough: tokens of text that are needed for the figures that are None (or, of percentiles, missing) because the
+            predictions are too few; 0 if there is none.
     """
 
     text: str
@@ -55,12 +59,15 @@ class TextCost(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int
     chunks: int
     scored: int
-    perplexity: float
-    source_perplexity: float
-    kl_mean: float
-    kl_max: float
+    perplexity: float | None
+    source_perplexity: float | None
+    ratio: float | None = None
+    kl_mean: float | None
+    kl_max: float | None
     kl_percentiles: dict[str, float]
-    top1: float
+    top1: float | None
+    errors: dict[str, float] = {}
+    enough: int = 0
 
 
 class CostGroup(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..processes.sandbox import Sandbox
+from .composition import Composition, TypeShare
 from .coverage import CodeCoverage, Execution
 from .options import Options
 
@@ -152,13 +153,28 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's file: `sha256` has a digest for each part of a split model, `tensor_types` counts tensors by type."""
+    """The model's file.
+
+    Args:
+        path, size: as it was named, and the bytes of all parts.
+        sha256: a digest for each part of a split model.
+        tensor_types: type → number of tensors.
+        types: the types of the tensors, those with the most bytes first; empty in reports of earlier versions.
+    """
 
     path: str
     size: int
     sha256: tuple[str, ...]
     architecture: str
     tensor_types: dict[str, int]
+    types: tuple[TypeShare, ...] = ()
+
+    @property
+    def of_types(self) -> str:
+        """The types of the weights by bytes, in words; by number of tensors if their bytes are not known."""
+        if self.types:
+            return Composition(self.types).words()
+        return ", ".join(f"{n} {kind}" for kind, n in self.tensor_types.items())
 
 
 class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):

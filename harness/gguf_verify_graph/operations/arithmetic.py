@@ -9,7 +9,7 @@ An ulp is the spacing of float32 numbers at the result, at most 2^-23 of it and 
     CUDA     nvcc's -use_fast_math: division 2 ulps, square root 1 ulp, __expf 2 + floor(|1.173·x|) ulps, __logf
              2^-21.41 between 0.5 and 2 and 3 ulps elsewhere, __sinf and __cosf 2^-21.41 and 2^-21.19 between -π and π,
              tanh 2^-11 relative; a quotient by more than 2^126 may be zero; subnormal numbers are flushed (CUDA C++
-             Programming Guide, "Intrinsic Functions"). Measured on an H200: docs/backends.md, "Functions".
+             Programming Guide, "Intrinsic Functions"). Measured on an H200: docs/backend-measurements.md, "Functions".
     Vulkan   the precision required by SPIR-V: division 2.5 ulps, square root 2.5 + 2, exp 3 + 2·|x| ulps, log 2^-21
              between 0.5 and 2 and 3 ulps elsewhere, sin and cos 2^-11 between -π and π; subnormal numbers may be
              flushed (Vulkan specification, "Precision and Operation of SPIR-V Instructions").

@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from gguf_verify.costs import open_source, read_text
+from gguf_verify.costs import open_source, predictions, read_text
+from gguf_verify.costs.costs import _missing, _too_few
 from gguf_verify.costs.gemms import place, relative_error
 from gguf_verify.costs.predictions import _Scores
 from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.llama.process import LlamaRefused
+from gguf_verify.report import run_words
 from gguf_verify.report.html import charts
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.report.writers import HTML, MARKDOWN
@@ -72,8 +74,11 @@ def test_layers_and_kinds(name: str, expected: tuple[str, str]) -> None:
     assert place(name) == expected
 
 
-def test_predictions_are_scored_as_llama_perplexity_does() -> None:
+def test_predictions_are_scored_as_llama_perplexity_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the definitions, written out token by token in plain Python."""
+    monkeypatch.setattr(predictions, "MOST_ERROR", math.inf)
+    monkeypatch.setattr(predictions, "LEAST", 1)
+    monkeypatch.setattr(predictions, "LEAST_BEYOND", 0)
     drawn = np.random.default_rng(3)
     source, model = (drawn.standard_normal((70, 11)).astype(np.float32) * 3 for _ in range(2))
     following = drawn.integers(0, 11, 70).tolist()
@@ -96,6 +101,80 @@ def test_predictions_are_scored_as_llama_perplexity_does() -> None:
     low = ordered[int(at)]
     assert found.kl_percentiles["90%"] == pytest.approx(low + (at - int(at)) * (ordered[int(at) + 1] - low))
     assert found.scored == 70
+    assert found.enough == 0
+    spread = np.std(divergences, ddof=1) / math.sqrt(70)
+    assert found.errors["kl_mean"] >= spread, "that of independent predictions, or more"
+    assert found.ratio == pytest.approx(found.perplexity / found.source_perplexity)
+
+
+def scored(n: int, spread: float, chunks: int = 4, alike: bool = False) -> TextCost:
+    """Scores of n predictions in chunks: logits of a vocabulary of 8, those of the model off by a normal distribution.
+
+    Args:
+        alike: all predictions of a chunk are the same.
+    """
+    drawn, scores = np.random.default_rng(5), _Scores()
+    for _ in range(chunks):
+        rows = 1 if alike else n // chunks
+        source = drawn.standard_normal((rows, 8)).astype(np.float32)
+        model = source + (spread * drawn.standard_normal((rows, 8))).astype(np.float32)
+        following = drawn.integers(0, 8, rows).tolist()
+        times = n // chunks // rows
+        scores.add(source.repeat(times, axis=0), model.repeat(times, axis=0), following * times)
+    return scores.cost("text", "", 2 * n, n // chunks, chunks)
+
+
+def test_a_figure_has_its_standard_error() -> None:
+    """Of many samples of a text, the errors are as large as the figures differ."""
+    found = scored(40_000, 0.3)
+    losses = found.errors["perplexity"] / found.perplexity
+    assert losses == pytest.approx(1.05 / math.sqrt(40_000), rel=0.3), "the losses of a token differ by about 1.05"
+    assert found.errors["ratio"] < found.errors["perplexity"] / 2, "the tokens are the same"
+    assert {*found.errors} == {"perplexity", "source_perplexity", "ratio", "kl_mean", "top1"}
+    assert "99.9%" in found.kl_percentiles
+    assert "99.9%" not in scored(4000, 0.3).kl_percentiles, "4 predictions are beyond it"
+
+
+def test_predictions_that_are_alike_do_not_count_as_many() -> None:
+    several = [scored(4000, 0.3, chunks=16, alike=alike) for alike in (False, True)]
+    assert several[1].enough > 4000 > 0
+    assert several[0].enough == 0
+
+
+@pytest.mark.parametrize(("n", "spread"), [(20, 0.1), (96, 0.1), (120, 3.0)])
+def test_too_few_predictions_give_no_figure(n: int, spread: float) -> None:
+    found = scored(n, spread)
+    assert found.perplexity is None, "its standard error is more than a tenth of it"
+    assert found.enough >= 2 * max(n, predictions.LEAST), "tokens of text; half of them are scored"
+    if n < predictions.LEAST:
+        assert found.kl_mean is found.kl_max is found.source_perplexity is found.ratio is found.top1 is None
+        assert found.kl_percentiles == found.errors == {}
+    again = scored(int(1.3 * found.enough / 2), spread)
+    assert again.perplexity is not None, "about as much text as it says is enough"
+    assert again.kl_mean is not None
+
+
+def test_reports_say_how_much_text_is_needed() -> None:
+    report = reported()
+    few = scored(20, 0.1)
+    report.costs = msgspec.structs.replace(report.costs, text=few, left=((", ".join(_missing(few)), _too_few(few)),))
+    shown = text_of(Kind.RUN, report)
+    needed = f"20 predictions are too few for a standard error of 10 %: about {few.enough:,} tokens of text are needed"
+    for made in (shown, str(HTML.renders[Kind.RUN](report, Form()))):
+        assert needed in made
+        assert "KL divergence, mean" not in made
+    assert " ± " not in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        (7.25, 0.0312, "7.250 ± 0.031"), (123.4, 12.3, "123 ± 12"), (0.0125, 0.00041, "0.01250 ± 0.00041"),
+        (1.0, 0.0, "1.0000 ± 0.0000"), (math.inf, math.nan, "inf"), (7.25, None, "7.25"),
+    ],
+)  # fmt: skip
+def test_figures_are_as_long_as_their_errors(value: float, error: float | None, words: str) -> None:
+    assert run_words.with_error(value, error) == words
 
 
 def test_logits_that_cannot_be_compared_are_refused() -> None:
@@ -177,7 +256,8 @@ def reported(name: str = "blk.0.attn_q.weight") -> Report:
     report = run_result()
     text = TextCost(
         text=name, sha256="00", tokens=1000, chunk=256, chunks=3, scored=381, perplexity=7.25, source_perplexity=6.5,
-        kl_mean=0.0125, kl_max=0.75, kl_percentiles={"50%": 0.001, "99%": 0.5}, top1=0.9375,
+        kl_mean=0.0125, kl_max=0.75, kl_percentiles={"50%": 0.001, "99%": 0.5}, top1=0.9375, ratio=1.115,
+        errors={"perplexity": 0.31, "source_perplexity": 0.28, "kl_mean": 0.0011, "top1": 0.0125, "ratio": 0.012},
     )  # fmt: skip
     report.costs = QuantizationCosts(
         source=FileInfo(path=f"/models/{name}", size=1, sha256=("ab",), architecture="llama", tensor_types={"F16": 1}),
@@ -199,7 +279,8 @@ def test_groups_have_means_and_the_place_of_the_largest() -> None:
 def test_the_terminal_shows_them_and_the_verdict_stays() -> None:
     plain, report = run_result(), reported()
     shown = text_of(Kind.RUN, report)
-    for words in ("7.25", "6.5", "0.0125", "max 0.75", "93.75 %", "381 predictions", "attn_k", "NOT MEASURED"):
+    for words in ("7.25 ± 0.31, of the source 6.50 ± 0.28", "+11.5 ± 1.2 %", "0.0125 ± 0.0011", "0.75", "93.8 ± 1.2 %",
+                  "381 predictions", "attn_k", "NOT MEASURED"):  # fmt: skip
         assert words in shown
     assert (report.exit_code, report.verdict) == (plain.exit_code, plain.verdict)
 
@@ -214,9 +295,9 @@ def test_json_holds_them_and_is_read_back() -> None:
 def test_a_model_card_holds_them() -> None:
     made = MARKDOWN.renders[Kind.RUN](reported(), Form())
     assert isinstance(made, str)
-    assert "| perplexity | 7.2500 | 6.5000 |" in made
+    assert "| perplexity | 7.25 ± 0.31 | 6.50 ± 0.28 |" in made
     assert "| attn&#95;k | Q4&#95;0 | 1 | 0.75000 | 0.75000 | blk.0.attn&#95;k.weight |" in made
-    assert "93.75 %" in made
+    assert "93.8 ± 1.2 %" in made
 
 
 def test_a_page_shows_them_with_a_bar_for_each_layer() -> None:

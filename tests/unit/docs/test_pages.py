@@ -86,6 +86,35 @@ def test_private_terms_are_linked(page: Path) -> None:
             assert re.search(rf"glossary\.md#{anchor}\)|concepts\.md#{anchor}s?\)", text), f"{term} is not linked"
 
 
+_STEP = re.compile(r"^\[`([^`]+)`\]\(\.\./kernels/gemm/[^)]+\).*?^```cpp\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_the_ladder_quotes_its_kernels() -> None:
+    """Each line of code is one of the file, in its order; there are at most seven, beside the marks of omitted ones."""
+    found = _STEP.findall((DOCS / "ladder.md").read_text())
+    assert len(found) == 15
+    for file, code in found:
+        lines = [line.strip() for line in (ROOT / "kernels" / "gemm" / file).read_text().splitlines()]
+        at, shown = 0, [line.strip() for line in code.splitlines() if line.strip() != "…"]
+        assert len(shown) <= 7, file
+        for line in shown:
+            starts = [i for i in range(at, len(lines)) if lines[i].startswith(line)]
+            assert starts, f"{file} has no line {line!r} behind those before it"
+            at = starts[0] + 1
+
+
+def test_the_home_page_has_one_picture_and_four_doors() -> None:
+    page = (DOCS / "index.md").read_text()
+    assert page.count("![") == 1
+    doors = re.findall(r"\]\((tutorials/[a-z-]+\.md)\)", page)
+    assert sorted(doors) == sorted(str(p.relative_to(DOCS)) for p in (DOCS / "tutorials").glob("*.md"))
+
+
+def test_the_site_holds_no_compiled_python() -> None:
+    excluded = re.findall(r"^  (\S+)$", (ROOT / "mkdocs.yml").read_text().partition("exclude_docs: |")[2], re.MULTILINE)
+    assert {"*.py", "__pycache__/"} <= {*excluded}
+
+
 def test_the_glossary_defines_each_term_once() -> None:
     headings = re.findall(r"^### (.*)$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     assert len(headings) == len(set(headings))

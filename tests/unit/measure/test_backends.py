@@ -11,7 +11,7 @@ import pytest
 
 from gguf_verify.support.errors import UsageError
 from gguf_verify_graph.operations import OPERATIONS, Judged, Operand
-from tools.measure.backends import page
+from tools.measure.backends import RESULTS, page
 from tools.measure.backends.explaining import DESCRIBED, explaining
 from tools.measure.backends.functions import inputs
 from tools.measure.backends.random_nodes import without_folders
@@ -119,7 +119,7 @@ def test_functions_are_merged_and_reported() -> None:
 
 
 def test_measured_functions_are_within_declared_errors() -> None:
-    kept = load(page.PAGE.with_suffix(".json")).values()
+    kept = load(RESULTS).values()
     rows = [row for one in kept for row in one.functions]
     assert len(rows) > 30
     assert all(row.utilisation <= 1 and not row.wrong and row.inputs for row in rows)

@@ -16,7 +16,8 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.processes import keeper
-from gguf_verify.processes.commands import Processes, Stopped
+from gguf_verify.processes.commands import Ended, Processes, Stopped
+from gguf_verify.report.writer import Kind
 from gguf_verify.waivers import REFERENCE
 from gguf_verify_nightly import night
 from gguf_verify_nightly import night as night_module
@@ -27,8 +28,9 @@ from gguf_verify_nightly.outcomes import cell_of
 from gguf_verify_nightly.records import Cell, Failed, Key, Measure, Night, Outcome
 from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
+from tests.support import recordings
 from tests.support.processes import gone, wait_until
-from tests.support.shown import text_of
+from tests.support.shown import json_of, text_of, written
 from tests.support.stub_nights import KEY, STUB, cell_for, run_stub, write_config
 
 
@@ -224,6 +226,27 @@ def test_a_command_that_has_hardly_begun_is_killed(_try: int) -> None:
         assert subprocess.run(command, pass_fds=[lifeline], timeout=60, check=False).returncode == -signal.SIGKILL
     finally:
         os.close(lifeline)
+
+
+def test_the_line_of_a_mismatch_begins_with_its_diagnosis(tmp_path: Path) -> None:
+    """A line is cut at its end, and the cause says more than the place."""
+    path, report = tmp_path / "report.json", recordings.failing()
+    path.write_text(json.dumps(json_of(Kind.RUN, report)))
+    cell = cell_of(KEY, Ended(report.exit_code, 1.0, ()), path, 60.0, None, False)
+    assert cell.reason.startswith("blocks: cause unknown: ")
+    layers = report.rungs.pop(2)
+    report.rungs = [report.rungs[0], layers]
+    path.write_text(json.dumps(json_of(Kind.RUN, report)))
+    cell = cell_of(KEY, Ended(report.exit_code, 1.0, ()), path, 60.0, None, False)
+    assert cell.reason.startswith("layers: activations-interleaved, nibbles-in-pairs: ")
+    night = Night(1, "2026-10-01T01:30:00+00:00", "2026-10-01T02:30:00+00:00", "n.toml", (KEY,), {KEY: cell})
+    for shown in (
+        str(written("--html", NightKind.NIGHT, NightReport((night,)))),
+        text_of(NightKind.NIGHT, NightReport((night,))),
+    ):
+        assert cell.reason[:40] in shown
+        assert "ismatch" in shown or "MISMATCH" in shown
+        assert "ot everything verified" not in shown
 
 
 def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_script_stays_text() -> None:
 def test_the_verdict_is_first() -> None:
     made = pages()["many wrong"]
     order = [">Mismatch</h1>", "40 of 50 nodes are incorrect", ">The first wrong node</h2>", "src[1] inp_pos I32 [10]",
-             "Repeat with", "The others, 1 of 39", ">Operations</h2>", ">Not judged</h2>",
+             "Repeat with", "39 further wrong nodes, 1 recorded", ">Operations</h2>", ">Not judged</h2>",
              ">Everything else</h2>"]  # fmt: skip
     assert sorted(order, key=made.index) == order
     assert "<title>mismatch: tiny-Q4_0.gguf on CUDA0 · gguf-verify</title>" in made
@@ -61,7 +61,7 @@ def test_the_verdict_is_first() -> None:
 @pytest.mark.parametrize(
     ("name", "level", "words"),
     [
-        ("right", "good", "Largest error: RMS_NORM, 0.25 times its bound."), ("wrong", "bad", "1 of 36 nodes"),
+        ("right", "good", "Largest error: RMS_NORM, 0.25 of its bound."), ("wrong", "bad", "1 of 36 nodes"),
         ("broken off", "warn", "Broken off: llama.cpp died of SIGSEGV."), ("interrupted", "warn", "early by SIGINT"),
         ("first failure", "bad", "Ended early by the first failure."),
         ("not judged", "warn", "11 nodes without a definition"),

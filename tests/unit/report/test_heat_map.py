@@ -159,7 +159,7 @@ def test_svg_tells_each_cell() -> None:
 
 
 #: Boxes of a legend: the scale, and the sample of a cross.
-LEGEND = shades.STEPS + len(shades.WRONG) + 1
+LEGEND = shades.STEPS + len(shades.WRONG) + 2
 
 
 def test_a_page_names_the_wrong_cells_first() -> None:
@@ -302,7 +302,7 @@ def test_a_flat_map_says_so() -> None:
     assert not [b for b in heat_map.boxes(items) if b.mark], "a cross on each cell would tell nothing"
     assert sum(isinstance(v, scene.Frame) for v in items) == 0
     ratio = np.geomspace(2, 1e9, 64).reshape(4, 16)
-    assert "the darkest cells are the worst" in made(ratio, ratio > 1).told[0]
+    assert "so look for what the worst cells share" in made(ratio, ratio > 1).told[0]
     assert made(ratio * 0 + 0.5, ratio < 0).told == ["Nothing is wrong. The largest utilisation is 0.5."]
     ratio[0, 0] = np.nan
     assert "from 2.7 to inf" in made(ratio, ~(ratio <= 1)).told[0]
@@ -315,7 +315,9 @@ def test_names_of_both_ends_are_kept() -> None:
     assert cut.startswith("Meta-Llama-")
     assert cut.endswith("Q4_K_M.gguf")
     assert scene.shortened("short", 300, 20) == "short"
-    assert scene.shortened("a sentence that ends", 100, 20, mono=False, middle=False).startswith("a sent")
+    assert scene.shortened("a sentence that ends", 140, 20, mono=False) == "a sentence…", "never within a word"
+    assert scene.shortened("one, two, three", 112, 20, mono=False) == "one, two…"
+    assert scene.shortened("gguf-verify-q8_1-naive.cu", 225, 20, mono=False) == "gguf-…q8_1-naive.cu"
     assert scene.shortened("é" * 10**6, 100, 20).count("é") < 20
     assert scene.shortened("abc", 0, 20) == "a"
 
@@ -366,8 +368,23 @@ def test_layers_are_in_order_and_nothing_is_hidden() -> None:
                  "blk.0 ffn_up: 0.01, part not checked<"):  # fmt: skip
         assert said in drawn
     assert ">not checked<" in drawn
+    assert ">0.01*</text>" in drawn, "a value of which a part was not checked has a mark of its own"
+    assert "part of it was not checked" in drawn
+    struck = [b for b in heat_map.drawn([layers]).items if isinstance(b, scene.Box) and b.mark == scene.STROKE]
+    assert len(struck) == 2, "the cell without a value, and the legend's"
     assert of_layers(records.rung("layers")) is None
     assert of_run(Report(environment=records.environment(), rungs=[records.rung("bytes")])) == []
+
+
+def test_the_legend_shows_its_shades_and_does_not_describe_them() -> None:
+    """In a dark theme the worst shade is the lightest one."""
+    ratio = np.array([[0.5, 2.0, np.inf]])
+    items = heat_map.drawn([made(ratio, ~(ratio <= 1))]).items
+    samples = {b.shade for b in items if isinstance(b, scene.Box) and b.mark == scene.CROSS and not b.title}
+    assert samples == {"x0", "x5"}
+    words = " ".join([*(v.text for v in items if isinstance(v, scene.Words)), *made(ratio, ~(ratio <= 1)).told])
+    assert "not finite, or above 1e5" in words
+    assert not re.search("dark|light", words)
 
 
 def test_many_layers_are_put_together() -> None:

@@ -9,8 +9,8 @@
 Each operation generates random nodes of every kind that it has a definition for (docs/extending.md, "An operation").
 Nodes that the device does not support are counted; nodes at which llama.cpp aborts are reported. Functions are
 computed over all halves, or all floats of a range, and their largest errors in ulps are printed. The results are kept
-in docs/backends.json, by device and build, and shown in docs/backends.md. The exit code is 1 if an output is wrong and
-no finding in docs/backends.toml explains it.
+in docs/backends.json, by device and build, and shown in docs/backend-measurements.md. The exit code is 1 if an output
+is wrong and no finding in docs/backends.toml explains it.
 """
 
 from __future__ import annotations
@@ -127,5 +127,9 @@ def _build(build: LlamaBuild) -> str:
 
 
 MEASURE = Measure(
-    "backends", "operations of llama.cpp's backends, and docs/backends.md", __doc__ or "", add_arguments, run
+    "backends",
+    "operations of llama.cpp's backends, for docs/backend-measurements.md",
+    __doc__ or "",
+    add_arguments,
+    run,
 )

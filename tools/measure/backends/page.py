@@ -1,4 +1,4 @@
-"""The page docs/backends.md, from the results and from the findings in docs/backends.toml."""
+"""The page docs/backend-measurements.md, from the results and from the findings in docs/backends.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gguf_verify.support.paths import CHECKOUT
 from ..markdown import fill, table
 from .records import GraphRow, Measured, OperationRow, Results
 
-PAGE, FINDINGS = CHECKOUT / "docs" / "backends.md", CHECKOUT / "docs" / "backends.toml"
+PAGE, FINDINGS = CHECKOUT / "docs" / "backend-measurements.md", CHECKOUT / "docs" / "backends.toml"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from ...support.shown import View
 from ...support.text import counted, printable
 from .. import json, notebook
 from ..digest import Digest, Finding, Marked, Section, Table, message, paragraphs, unverified, waivers
+from ..published import file_name, names
 from ..shades import level
 from ..terminal import audit as terminal
 from ..writer import Form, Kind
@@ -37,11 +38,11 @@ def digest(audit: Audit) -> Digest:
 
 def findings(audit: Audit) -> Iterator[Finding]:
     """Yield the fault, the findings of the file, waivers and unverified items."""
-    path = str(audit.path)
+    path = file_name(str(audit.path))
     finding = partial(Finding, heading=f"{printable(audit.path.name)}: {audit.words}", path=path)
     if audit.fault:
         yield finding(rule="broken-off", level="error", kind="broken off", message=printable(audit.fault))
-    of_part = {file.part: file.shown for file in audit.files}
+    of_part = {file.part: file_name(file.shown) for file in audit.files}
     starts = {(t.part, t.name): t.offset for t in (c.tensor for c in audit.contents)}
     for f in audit.findings:
         base = starts.get((f.part, f.owner))
@@ -72,6 +73,15 @@ def _sections(audit: Audit, found: Sequence[Finding]) -> Iterator[Section]:
     yield f"{printable(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}."
     if audit.sample:
         yield f"An audit {audit.sample.sentence}: {audit.sample.untold}."
+    if (types := audit.composition).types and audit.refused is None:
+        yield f"{types.bits_per_weight:.2f} bits per weight; by bytes {types.words()}."
+        shares = [
+            (share.type, types.percent(share), f"{share.nbytes:,}", f"{share.weights:,}",
+             f"{share.bits_per_weight:.4g}", f"{share.tensors:,}")
+            for share in types.types
+        ]  # fmt: skip
+        heads = ("type", "share of the bytes", "bytes", "weights", "bits per weight", "tensors")
+        yield Table("The types of the weights", heads, shares, folded=True)
     yield from paragraphs(found, "broken off")
     if listed := sorted((f for f in found if f.kind == "finding"), key=lambda f: _LEVELS.index(f.level)):
         rows = [(Marked(level(f.level), f.level), f.scope, f.message) for f in listed]
@@ -87,8 +97,8 @@ def digest_of_many(audits: Audits) -> Digest:
     counts = ", ".join(f"{n:,} {word}" for word, n in audits.verdicts.most_common())
     ordered = sorted(audits.audits, key=lambda a: (PRECEDENCE.index(a.exit_code), level(a.verdict) == "good"))
     rows = [
-        (Marked(level(a.verdict), a.verdict), str(a.path), a.sentence if isinstance(a, Audit) else a.why)
-        for a in ordered
+        (Marked(level(a.verdict), a.verdict), name, _bits(a), a.sentence if isinstance(a, Audit) else a.why)
+        for a, name in zip(ordered, names(a.path for a in ordered), strict=True)
     ]
     return Digest(
         level=level(audits.verdict),
@@ -96,8 +106,16 @@ def digest_of_many(audits: Audits) -> Digest:
         exit_code=audits.exit_code,
         command=audits.command,
         findings=[*_of_files(audits)],
-        sections=[f"{counted(len(audits.audits), 'files')}: {counts}.", Table("", ("", "file", "how it is"), rows)],
+        sections=[f"{counted(len(audits.audits), 'files')}: {counts}.", Table("", _HEADS, rows)],
     )
+
+
+_HEADS = ("", "file", "bits per weight", "how it is")
+
+
+def _bits(audit: Audit | Unopened) -> str:
+    known = isinstance(audit, Audit) and audit.refused is None and bool(audit.composition.types)
+    return f"{audit.composition.bits_per_weight:.2f}" if isinstance(audit, Audit) and known else "–"
 
 
 def _of_files(audits: Audits) -> Iterator[Finding]:
@@ -105,7 +123,9 @@ def _of_files(audits: Audits) -> Iterator[Finding]:
     for a in audits.audits:
         if isinstance(a, Unopened):
             heading = f"{printable(a.path.name)}: {a.verdict}"
-            yield Finding(rule="not-opened", level="error", heading=heading, message=printable(a.why), path=str(a.path))
+            yield Finding(
+                rule="not-opened", level="error", heading=heading, message=printable(a.why), path=file_name(str(a.path))
+            )
         else:
             yield from findings(a)
 

@@ -16,6 +16,7 @@ from ...support.text import counted, printable
 from .. import graph_words as words
 from .. import json, notebook
 from ..digest import Case, Digest, Finding, Marked, Section, Table, message, paragraphs, seen
+from ..published import file_name
 from ..shades import level
 from ..terminal import graph as terminal
 from ..writer import Form, Kind
@@ -62,7 +63,7 @@ def findings(report: GraphReport) -> Iterator[Finding]:
     finding = partial(
         Finding,
         heading=f"{suite}: {report.verdict}",
-        path=report.path,
+        path=file_name(report.path),
         lines=[f"repeat with: {repeat}"] if repeat else [],
     )
 

@@ -14,6 +14,7 @@ from ...support.shown import View
 from ...support.text import byte_range, counted, printable, sentence
 from .. import json, message, notebook, run_words, shades
 from ..digest import Bullets, Digest, Finding, Level, Marked, Section, Table, paragraphs, unverified, waivers
+from ..published import file_name
 from ..terminal import run as terminal
 from ..writer import Form, Kind
 
@@ -40,7 +41,7 @@ def digest(report: Report) -> Digest:
 
 def findings(report: Report) -> Iterator[Finding]:
     """Yield faults, diagnoses, recorded failures, waivers, unverified items and skipped checks."""
-    path = report.environment.file.path
+    path = file_name(report.environment.file.path)
     finding = partial(Finding, heading=f"{printable(path.rpartition('/')[2])}: {report.words}", path=path)
     if report.fault:
         yield finding(rule="file-changed", level="error", kind="broken off", message=printable(report.fault))

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from ...audit.many import Audits, Unopened
 from ...audit.record import Audit
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
+from ...results.composition import TypeShare
 from ...support.text import byte_range, counted, printable
 from ...support.version import project_version
+from ..published import names
 from ..shades import level
+from . import charts
 
 #: Pieces of a map, tensors and findings of a page; the rest is counted.
 MOST_SEGMENTS, MOST_TENSORS = 1000, 5000
@@ -60,13 +65,26 @@ class OfTensor(NamedTuple):
     errors: str
 
 
+class OfTypes(NamedTuple):
+    """The types of the weights: the average size, and for each type its class, its name and figures in words.
+
+    Args:
+        bar: the shares of the bytes as a picture.
+    """
+
+    bits: str
+    bar: Markup
+    rows: Sequence[tuple[str, TypeShare, str]]
+
+
 class Listed(NamedTuple):
-    """A line of the files' table; `id` is that of its section, or ""."""
+    """A line of the files' table; `id` is that of its section, or ""; `bits` per weight in words, or ""."""
 
     id: str
     name: str
     verdict: str
     level: str
+    bits: str
     sentence: str
 
 
@@ -80,6 +98,7 @@ class OfAudit:
     level: str
     sentence: str
     facts: Sequence[tuple[str, str]]
+    types: OfTypes | None
     maps: Sequence[Map]
     #: With their bytes in words.
     findings: Sequence[tuple[Finding, str]]
@@ -109,20 +128,21 @@ class Page:
 def of(result: Audit | Audits) -> Page:
     """One audit or several."""
     if isinstance(result, Audit):
-        shown = _audit(result, 0)
         title = result.path.name
+        shown = _audit(result, 0, title)
         return Page(
             title, result.words, shown.level, result.sentence, result.command, project_version(), [], [shown], 0
         )
     listed: list[Listed] = []
     audits: list[OfAudit] = []
-    for a in result.audits:
+    for a, name in zip(result.audits, names(a.path for a in result.audits), strict=True):
         if isinstance(a, Unopened):
-            listed.append(Listed("", str(a.path), a.verdict, level(a.verdict), a.why))
+            listed.append(Listed("", name, a.verdict, level(a.verdict), "", a.why))
             continue
-        made = _audit(a, len(audits))
+        made = _audit(a, len(audits), name)
         audits.append(made)
-        listed.append(Listed(made.id, str(a.path), a.verdict, made.level, a.sentence))
+        bits = "" if made.types is None else made.types.bits
+        listed.append(Listed(made.id, name, a.verdict, made.level, bits, a.sentence))
     counts = ", ".join(f"{n} {verdict}" for verdict, n in result.verdicts.most_common())
     sentence = f"{counted(len(result.audits), 'files')}: {counts}"
     return Page(
@@ -131,7 +151,7 @@ def of(result: Audit | Audits) -> Page:
     )  # fmt: skip
 
 
-def _audit(audit: Audit, number: int) -> OfAudit:
+def _audit(audit: Audit, number: int, name: str) -> OfAudit:
     split = len(audit.files) > 1
     findings = [(f, byte_range(f.start, f.stop) + (f" of part {f.part + 1}" if split else "")) for f in audit.findings]
     left = [*audit.left_out, *audit.unverified, *audit.unmapped]
@@ -141,7 +161,7 @@ def _audit(audit: Audit, number: int) -> OfAudit:
     heads += [("against the source", "s"), ("relative error", "n")] if audit.comparisons else []
     tensors = _tensors(audit)
     return OfAudit(
-        f"a{number}", str(audit.path), audit.verdict, level(audit.verdict), audit.sentence, _facts(audit),
+        f"a{number}", name, audit.verdict, level(audit.verdict), audit.sentence, _facts(audit), _types(audit),
         [_map(audit, file) for file in audit.files], findings, left,
         [
             (f.type, f"as {f.consistent.producer} leaves them" if f.consistent else "no known rule holds throughout")
@@ -156,9 +176,9 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
     facts = [("size", f"{h.size:,} bytes"), ("architecture", h.architecture or "unknown")]
     facts += [("sha256", digest) for digest in h.sha256 or ["not computed"]]
     facts += [("sample", f"{s.words}; {s.untold}")] if (s := audit.sample) else []
-    facts += [("source", h.source), *(("", d) for d in h.source_sha256 or ())] if h.source else []
+    facts += [("source", _base(h.source)), *(("", d) for d in h.source_sha256 or ())] if h.source else []
     facts += [("source's keys", audit.source_keys.words)] if audit.source_keys else []
-    facts += [("importance matrix", h.imatrix), ("", h.imatrix_sha256 or "")] if h.imatrix else []
+    facts += [("importance matrix", _base(h.imatrix)), ("", h.imatrix_sha256 or "")] if h.imatrix else []
     llama = f"llama.cpp {h.llama_cpp} (llama-cpp-python {h.llama_cpp_python})" if h.llama_cpp else "no llama.cpp"
     facts.append(("versions", f"gguf-verify {h.gguf_verify} · {llama} · gguf {h.gguf} · numpy {h.numpy}"))
     for readings in audit.readings:
@@ -166,10 +186,28 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
     return [(name or "sha256", value) for name, value in facts]
 
 
+def _base(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _classes(audit: Audit) -> dict[str, str]:
+    """Type → the class of its colour, in the order of bytes."""
+    return {share.type: f"t{i % _TYPES}" for i, share in enumerate(audit.composition.types)}
+
+
+def _types(audit: Audit) -> OfTypes | None:
+    """The types of the weights; None if the file was refused, or holds no tensor."""
+    made, colour = audit.composition, _classes(audit)
+    if audit.refused is not None or not made.types:
+        return None
+    rows = [(colour[share.type], share, made.percent(share)) for share in made.types]
+    bar = charts.shares([(colour[share.type], share.nbytes) for share in made.types], made.words(len(made.types)))
+    return OfTypes(f"{made.bits_per_weight:.2f}", bar, rows)
+
+
 def _map(audit: Audit, file: GgufFile) -> Map:
     """The ranges, merged into pieces: of the metadata one for each key, of the data one for each tensor."""
-    types = list(dict.fromkeys(t.type.name for f in audit.files for t in f.tensors.values()))
-    colour = {name: f"t{i % _TYPES}" for i, name in enumerate(types)}
+    colour = _classes(audit)
     kinds = {name: t.type.name for name, t in file.tensors.items()}
     pieces: list[list[Any]] = []  # start, stop, what, owner
     for r in file.byte_map:
@@ -191,7 +229,7 @@ def _map(audit: Audit, file: GgufFile) -> Map:
         label = f"{byte_range(start, stop)} · {stop - start:,} bytes · {words}{name}{told}"
         segments.append(Segment(f"{kind} w{min(_WIDEST, int(log2(stop - start + 1)))}{mark}", label))
     shown = list(dict.fromkeys(what for _, _, what, _ in pieces if what != "data"))
-    legend = [(f"k-{what}", what) for what in shown] + [(colour[name], name) for name in types]
+    legend = [(f"k-{what}", what) for what in shown] + [(kind, name) for name, kind in colour.items()]
     return Map(file.part + 1, f"{file.size:,}", legend, segments, max(0, len(pieces) - MOST_SEGMENTS))
 
 

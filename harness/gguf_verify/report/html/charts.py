@@ -203,6 +203,23 @@ def _told(points: Sequence[Point], least: float, most: float, unit: str) -> str:
     return told + (f" Not all verified in night {', '.join(bad)}." if bad else "")
 
 
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+
+def shares(parts: Sequence[tuple[str, int]], told: str) -> Markup:
+    """Amounts, each with the class of its colour, as one bar that is as wide as the page; None of them is hidden: the
+    smallest is one pixel wide."""
+    total, x, out = max(1, sum(n for _, n in parts)), 0.0, []
+    for kind, n in parts:
+        wide = 1000 * n / total
+        out.append(f'<rect class="{kind}" x="{x:.2f}" width="{max(wide, 1):.2f}" height="24"/>')
+        x += wide
+    return Markup(
+        '<svg class="shares" role="img" width="100%" height="24" viewBox="0 0 1000 24" preserveAspectRatio="none">'
+        f"<title>{escape(told)}</title>{''.join(out)}</svg>"
+    )
+
+
 # ---- the cost of the quantization ------------------------------------------------------------------------------------
 
 #: Layers that are drawn; the table has them all.

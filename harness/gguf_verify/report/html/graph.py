@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...backend_results import GraphOptions, GraphReport, OperationResult, WrongNode
 from .. import graph_words as words
+from .. import run_words
 from ..digest import seen
 from ..shades import level, rank, short
 
@@ -79,10 +80,7 @@ def _margin(report: GraphReport) -> str:
     if report.wrong_nodes or not found:
         return ""
     worst = max(found, key=lambda each: rank(each.utilisation))
-    amount = "exactly its bound (one rounding; expected)"
-    if worst.utilisation != 1:
-        amount = f"{short(worst.utilisation)} times its bound"
-    return f"Largest error: {seen(worst.operation, words.NAME)}, {amount}."
+    return f"Largest error: {seen(worst.operation, words.NAME)}, {run_words.of_bound(worst.utilisation)}."
 
 
 def wrong(node: WrongNode) -> Wrong:

@@ -22,8 +22,9 @@ from ...backend_results import GraphReport
 from ...bisection_results import Bisection
 from ...results.report import Report
 from ...support.stages import STAGES
-from ...support.text import printable
+from ...support.text import counted, printable
 from .. import run_words, scene, shades
+from ..published import published
 from . import audit as of_audit
 from . import bisection as of_bisection
 from . import graph as of_graph
@@ -73,7 +74,8 @@ def environment(*folders: Path) -> Environment:
         "policy": f"default-src 'none'; style-src '{_digest(sheet)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         "shade": shades.shade, "is_wrong": shades.is_wrong, "steps": shades.STEPS, "wrong_shades": shades.WRONG,
-        "stages": STAGES, "most_rows": of_run.MOST_ROWS, "glyphs": {"good": "✓", "warn": "!", "bad": "✕"},
+        "stages": STAGES, "most_rows": of_run.MOST_ROWS, "counted": counted,
+        "glyphs": {"good": "✓", "warn": "!", "bad": "✕"},
     }  # fmt: skip
     made.filters |= {
         "name": _name,
@@ -94,13 +96,13 @@ def _digest(content: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Make unprintable characters in the value of a template's expression visible."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Make unprintable characters in the value of a template's expression visible, and omit folders of this machine."""
+    return printable(published(value)) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _name(text: object, limit: int = 120) -> Markup:
-    """A name that may be long, cut."""
-    return escape(printable(str(text), limit))
+    """A name that may be long, cut; a path is the name of its file."""
+    return escape(printable(published(str(text)), limit))
 
 
 def _when(at: str) -> str:

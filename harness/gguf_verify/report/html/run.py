@@ -18,7 +18,6 @@ from ...results.report import Report
 from ...results.rungs import RungResult
 from ...support.text import counted
 from .. import grid, heat_map, run_words, shades
-from ..shades import short
 from . import block, charts
 from .block import Block
 
@@ -185,7 +184,7 @@ def _margin(report: Report) -> str:
         return ""
     worst, at = found[0].utilisation, f"in the {found[1].name} rung, at {found[0].where}"
     if not worst <= 1:
-        return f"The largest error of the kernel is {short(worst)} times its bound, {at}."
+        return f"The largest error of the kernel is {run_words.of_bound(worst)}, {at}."
     return f"The largest error of the kernel is {100 * worst:.3g} % of its bound, {at}."
 
 

@@ -23,7 +23,7 @@ from ...gguf.rules import RULES, Rule
 from ...support.command_line import shown
 from ...support.text import byte_range, counted, printable
 from ..writer import Form
-from . import xray
+from . import composition, xray
 from .console import DIM, STYLES, WARN, capped, facts, rendered, said, table, verdict_line, waiver_lines
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ def _unopened(a: Unopened) -> Text:
 def _answer(audit: Audit) -> Text:
     """The verdict, and its meaning for this file."""
     name = printable(str(audit.path), 200)
-    return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{_looked(audit)}: {audit.sentence}")
+    types = audit.composition
+    bits = f" ({types.bits_per_weight:.2f} bits per weight)" if types.types and audit.refused is None else ""
+    return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{bits}{_looked(audit)}: {audit.sentence}")
 
 
 def _looked(audit: Audit) -> str:
@@ -126,6 +128,8 @@ def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
         if form.byte_map:
             yield from ("", Text("\n".join(_map(file))), "")
     yield facts(_read(audit))
+    if (types := audit.composition).types and audit.refused is None:
+        yield from composition.lines(types)
     if any(c.scan is not None for c in audit.contents):
         yield from _statistics(audit, form.whole)
     if audit.fingerprints:
@@ -154,8 +158,7 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     yield "versions", f"gguf-verify {h.gguf_verify}{llama}"
     ggml = f"ggml {h.ggml} · " if h.ggml else ""
     yield "", f"{ggml}python {h.python} · numpy {h.numpy} · gguf {h.gguf} · {h.platform}"
-    types = ", ".join(f"{n} {t}" for t, n in Counter(c.tensor.type.name for c in audit.contents).items())
-    about = [printable(h.file, 200), f"{h.size:,} bytes", printable(h.architecture or "", 40), types]
+    about = [printable(h.file, 200), f"{h.size:,} bytes", printable(h.architecture or "", 40)]
     yield "file", " · ".join(filter(None, about))
     yield from (("sha256" if not i else "", d) for i, d in enumerate(h.sha256 or ["not computed"]))
     if audit.sample:
@@ -208,8 +211,9 @@ def _read(audit: Audit) -> Iterator[tuple[str, str]]:
 
 def _statistics(audit: Audit, verbose: bool) -> Iterator[RenderableType]:
     scanned = [c for c in audit.contents if c.scan is not None]
+    order = [share.type for share in audit.composition.types]
     of_type: dict[str, list[Content]] = {}
-    for c in scanned:
+    for c in sorted(scanned, key=lambda c: order.index(c.tensor.type.name)):
         of_type.setdefault(c.tensor.type.name, []).append(c)
     groups = [((name, f"{len(found)}"), found) for name, found in of_type.items()]
     yield from ("", _figures(("type", "tensors"), groups))

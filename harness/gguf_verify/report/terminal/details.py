@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...results.composition import Composition
 from ...results.costs import CostGroup, QuantizationCosts
 from ...results.products import TypeEnvelope
 from ...results.report import Report
@@ -49,9 +50,9 @@ def _environment(report: Report) -> Iterator[tuple[str, str]]:
     v, file, kernel = e.versions, e.file, e.kernel
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
-    types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
     architecture = printable(file.architecture or "no architecture", 40)
-    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {types}"
+    bits = f" · {Composition(file.types).bits_per_weight:.2f} bits per weight" if file.types else ""
+    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {file.of_types}{bits}"
     for i, digest in enumerate(file.sha256):
         yield "sha256" if not i else "", digest
     yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
@@ -182,6 +183,10 @@ def _groups(heading: str, groups: Sequence[CostGroup]) -> RenderableType:
     return made
 
 
+#: Names of figures that are too long for a label.
+_LABELS = {run_words.RATIO: "", run_words.SAME: "same top-1"}
+
+
 def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
     found = costs.text
     assert found is not None
@@ -190,7 +195,11 @@ def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
         "text",
         f"{printable(found.text, 100)}: {found.tokens:,} tokens, {found.scored:,} predictions scored ({chunks})",
     )
-    yield "perplexity", f"{found.perplexity:.5g}, of the source {found.source_perplexity:.5g}"
-    percentiles = " · ".join(f"{name} {value:.3g}" for name, value in found.kl_percentiles.items())
-    yield "KL", f"mean {found.kl_mean:.3g} · {percentiles} · max {found.kl_max:.3g}"
-    yield "top-1", f"{100 * found.top1:.2f} % of the most probable tokens are the source's"
+    of_kl: list[str] = []
+    for name, value, source in run_words.predictions(found):
+        if name.startswith(run_words.KL):
+            of_kl.append(f"{name.removeprefix(run_words.KL)} {value}")
+        else:
+            yield _LABELS.get(name, name), value + (f", of the source {source}" if source else "")
+    if of_kl:
+        yield "KL", " · ".join(of_kl)

@@ -349,9 +349,8 @@ def _about(report: Report) -> Iterator[_Fact]:
         yield _Fact("host", printable(e.host.words, 300))
     if e.exact_on != "NumPy":
         yield _Fact("exact on", printable(e.exact_on, 300))
-    types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
     name = printable(file.path.rpartition("/")[2], 200)
-    about = f"{file.size:,} bytes, {printable(file.architecture or 'no architecture', 40)}: {types}"
+    about = f"{file.size:,} bytes, {printable(file.architecture or 'no architecture', 40)}: {file.of_types}"
     yield _Fact("file", f"{name}; {about}")
     more = "" if len(file.sha256) < 2 else f" and {len(file.sha256) - 1} more (-v)"
     yield _Fact("sha256", file.sha256[0] if file.sha256 else "none", 1, more)
