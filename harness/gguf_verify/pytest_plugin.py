@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import fcntl
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +312,7 @@ class _Item(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | TerminalRepr:
         """The message; pytest's own reports show its cause beside the test's name."""
         if not isinstance(excinfo.value, _Wrong):
-            return super().repr_failure(excinfo, style)
+            return super().repr_failure(excinfo)
         made = excinfo.getrepr(style="value")
         if made.reprcrash is not None:  # else of this module
             made.reprcrash.path, made.reprcrash.lineno = self.config.getoption("--gguf"), 1
@@ -321,6 +321,15 @@ class _Item(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, f"{self.parent.name}: {self.name}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """pytest asks a test how its failure looks, but not how a failure of its setup does."""
+    report = yield
+    if isinstance(item, _Item) and call.excinfo is not None and call.when == "setup":
+        report.longrepr = item.repr_failure(call.excinfo)
+    return report
 
 
 class _Called(_Item):

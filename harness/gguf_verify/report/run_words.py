@@ -181,7 +181,7 @@ def extent(report: Report) -> str:
     first = next(iter((*explained, *(failure.tensor for _, failure in report.failures))), "")
     of_tensor = causes(report)
     alike = {tensor for tensor in wrong if of_tensor[tensor] == of_tensor[first]} if of_tensor.get(first) else wrong
-    others = f"; {len(wrong - alike):,} more fail, not by this cause as far as is known" if wrong - alike else ""
+    others = f"; {len(wrong - alike):,} of another or unknown cause" if wrong - alike else ""
     return f" ({len(alike):,} of {counted(len(known), noun)}{others})" if wrong else ""
 
 

@@ -60,7 +60,7 @@ def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pyte
     found = {match[2]: match for match in re.finditer(r"^(FAILED|ERROR) \S+::(\S+) - (.*)", said, re.MULTILINE)}
     assert found.keys() == {"blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"}
     causes = {match[1]: match[3] for match in found.values()}
-    assert causes["FAILED"].startswith("the kernel exceeded the time limit")
+    assert causes["FAILED"] == "the kernel did not return within 2 s"
     assert causes["ERROR"].startswith("the kernel was not run: it exceeded the time limit")
     assert f"PASSED {MODEL.format('hangs_for_768_rows')}::output.weight" in said
     done.stdout.fnmatch_lines(["*is not verified on blk.0.ffn_*.weight of tiny-Q4_0.gguf: it was not checked"])
@@ -132,29 +132,9 @@ def test_workers_of_xdist_hand_over_the_cause(pytester: pytest.Pytester, pairs: 
     assert len(re.findall(rf"/tiny-Q4_0\.gguf:1: {CAUSE}$", said, re.MULTILINE)) == 2
 
 
-def test_a_cause_that_is_not_known_is_not_claimed(pytester: pytest.Pytester) -> None:
-    """A kernel that is wrong in one way with 128 rows and in another one with 256: one matrix is diagnosed, and what
-    that says does not hold for the others."""
-    text = (ROOT / "examples" / "numpy_q4_0.py").read_text()
-    wrong = text.replace("8 * s[:, None]", "(8 if shape.n != 256 else 0) * s[:, None]")
-    pytester.makepyfile(my_kernel=wrong.replace(RIGHT, f"({PAIRS} if shape.n == 128 else {RIGHT})"))
-    tensor = ("--gguf-tensor", r"blk\.[01]\.attn_[kq]\.", "--gguf-effort=quick")
-    said = run(pytester, "--gguf-kernel=my_kernel.py:gemm", *tensor).stdout.str()
-    found = re.findall(r"^FAILED .*::(\S+) - (.*)", said, re.MULTILINE)
-    assert len(found) == 4
-    (diagnosed,) = (name for name, cause in found if cause != "cause not diagnosed")
-    assert "same cause as" not in said
-    assert said.count("not diagnosed by itself") == 3
-    for name, _ in found:
-        command = (
-            rf"diagnose it with: gguf-verify {re.escape(str(FIXTURES))}.* --tensor '{re.escape(pattern_of(name))}'$"
-        )
-        assert bool(re.search(command, said, re.MULTILINE)) == (name != diagnosed)
-
-
 def test_tests_are_selected_by_model_kernel_and_matrix(pytester: pytest.Pytester) -> None:
     arguments = ("--gguf-kernel=q8_1_naive", "--collect-only", "-q")
-    for words, n in (("attn_q", 4), ("q8_1_naive and blk.0.attn", 4), ("tiny-Q4_0.gguf[q8_1_naive]", 23), ("Q5_1", 0)):
+    for words, n in (("attn_q", 3), ("q8_1_naive and blk.0.attn", 4), ("tiny-Q4_0.gguf[q8_1_naive]", 24), ("Q5_1", 0)):
         done = run_here(pytester, *arguments, "-k", words)
         assert done.stdout.str().count("tiny-Q4_0.gguf[q8_1_naive]::") == n, words
 

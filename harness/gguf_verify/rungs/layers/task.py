@@ -56,6 +56,7 @@ class GemmTask:
         schedules: the kernel of this type also runs under other schedules.
         probes: the probes of this type are made, if the GEMM is correct.
         known: what the rung had found.
+        later: the product was judged before; only what is made beside it counts.
     """
 
     gemm: Gemm
@@ -65,6 +66,7 @@ class GemmTask:
     schedules: bool
     probes: bool
     known: Known
+    later: bool = False
 
     def judge(self, run: Run) -> GemmFound:
         """Run and judge the kernel, and llama.cpp. Raises EnvironmentFault."""
@@ -221,7 +223,7 @@ class _Judging:
         if self._task.probes:
             taken = Activations.of(judged.semantics, every_size(matrix.tensor.k))
             judged.check_quantizer(taken, judged.call("every-size"))
-            in_half = replace(run, budget=run.budget.half())
+            in_half = run if self._task.later else replace(run, budget=run.budget.half())
             probes = self._probes(judged, in_half)
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)

@@ -82,7 +82,7 @@ def check(run: Run, result: RungResult) -> Steps:
 
 RUNG = Rung(
     "tokens", 4, "Does the model still say the same thing when its GEMMs are ours?", ("tokens", "embeddings"), check,
-    whole=True,
+    whole=True, own=True, turn=3,
 )  # fmt: skip
 
 
