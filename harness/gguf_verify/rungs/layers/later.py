@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from ...checks import BESIDE
 from ...llama.evaluations import Evaluation
 from ...llama.gemms import Gemm
 from ...llama.process import LlamaRefused
@@ -123,9 +122,6 @@ def _captured(run: Run, nodes: dict[str, GemmRecord]) -> dict[tuple[str, str], G
 def _beside(result: RungResult, found: GemmFound) -> GemmFound:
     """What was found beside a product. Its record in the result gets the worst utilisation of the further calls."""
     part = found.part
-    for kind in ("GEMMs", "outputs"):
-        part.checked.pop(kind, None)
-        part.checked.pop(f"{kind}{BESIDE}", None)
     for record in part.gemms:
         for i, before in enumerate(result.details):
             if isinstance(before, GemmRecord) and (before.tensor, before.node) == (record.tensor, record.node):
@@ -135,4 +131,4 @@ def _beside(result: RungResult, found: GemmFound) -> GemmFound:
                 )  # fmt: skip
                 break
     part.details, part.sampled = [], None
-    return replace(found, gap=None)
+    return found

@@ -256,15 +256,16 @@ class _Judging:
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
         result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel
         quantized = not isinstance(matrix.fmt, ElementFormat)
-        if kernel.name != self._run.kernel.name and quantized:  # one of a family
-            chosen = f"GEMMs by {kernel.name}"
-            result.figures[chosen] = result.figures.get(chosen, 0) + 1
-        if quantized:
-            self._gap = judged.gap
-        tested = self._run.kernel.is_under_test(matrix.fmt)
-        others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
-        result.count_beside("GEMMs", 1, tested)
-        result.count_beside("outputs", gemm.y.size, tested)
+        tested, later = self._run.kernel.is_under_test(matrix.fmt), self._task.later
+        if not later:
+            if kernel.name != self._run.kernel.name and quantized:  # one of a family
+                chosen = f"GEMMs by {kernel.name}"
+                result.figures[chosen] = result.figures.get(chosen, 0) + 1
+            if quantized:
+                self._gap = judged.gap
+            result.count_beside("GEMMs", 1, tested)
+            result.count_beside("outputs", gemm.y.size, tested)
+        others = sum(y.size for m, y in made.others.items() if not later or m > 1) + judged.n_other_shapes
         result.count_beside(OTHER_OUTPUTS, others, tested)
         worst = judged.utilisation
         result.details.append(
