@@ -15,6 +15,7 @@ from msgspec import structs
 from ..results.failures import Failure
 from ..results.report import EndedBy, Report
 from ..results.rungs import RungResult
+from ..rungs.estimates import Estimate, Estimates
 from ..rungs.explain import WrongOutput
 from ..rungs.interface import Rung
 from ..rungs.run import Run
@@ -24,9 +25,14 @@ from .cases import NO_CASE
 
 @dataclass(frozen=True)
 class RungBegins:
-    """A rung begins."""
+    """A rung begins.
+
+    Args:
+        left: an estimate of the time until the end of the run, if progress is shown.
+    """
 
     rung: Rung
+    left: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -115,15 +121,20 @@ def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: 
     """Climb the rungs in order. `save` saves the first wrong call, and returns a sentence about it."""
     if run.budget.limited:
         found = replace(found, rungs=sorted(found.rungs, key=lambda rung: rung.turn or rung.order))
-    over = False
+    over, times = False, Estimates(run) if run.options.progress or run.budget.limited else None
     for i, rung in enumerate(found.rungs):
         over = run.budget.over
         if over:
             break
         budget = run.budget.share(_parts(found.rungs, i))
-        yield replace(found, event=RungBegins(rung))
+        left = None
+        if times is not None:
+            times.measured(found.results)
+            left = times.of_rungs(r.name for r in found.rungs[i:])
+        yield replace(found, event=RungBegins(rung, left))
         begun = replace(found, event=None, results=(*found.results, rung.empty()), incomplete=True)
-        found, stopped = yield from _climb_one(replace(run, budget=budget), rung, begun, save, waived)
+        at = replace(run, budget=budget, seconds_of_tokens=0.0 if times is None else times.tokens)
+        found, stopped = yield from _climb_one(at, rung, begun, save, waived)
         result = found.results[-1]
         if run.model.changed:  # the fault is a consequence of the change, which the report says once
             yield replace(found.ended(structs.replace(result, fault=None)), event=None)

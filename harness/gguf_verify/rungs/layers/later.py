@@ -2,8 +2,8 @@
 
 They are other numbers of tokens for each type and shape of weights; and for each type other schedules, and the probes.
 When the model's own products have been judged, all of these are recorded as not verified, so that a run that ends early
-says so; what is done is removed from there. The time of each is estimated from that of the products before: what would
-take longer than is left is not begun.
+says so; what is done is removed from there. The time of each is estimated from that of the products before: a product
+of the model's own matrices that would take longer than is left is not begun.
 """
 
 from __future__ import annotations
@@ -18,16 +18,11 @@ from ...llama.process import LlamaRefused
 from ...results.products import GemmRecord
 from ...results.rungs import RungResult
 from ...support.progress import under_way
+from ..estimates import Estimates
 from ..interface import Steps
-from ..plan import shapes_of
 from ..run import Run
 from .call import ACTIVATIONS, OTHER_M
 from .task import GemmFound, GemmTask
-
-#: Seconds that a call of the probe plan takes at least.
-_OF_A_CALL = 0.02
-#: Calls of a product of the graph: on the kernel's own activations, and on llama.cpp's.
-_OWN = 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,8 @@ def later(run: Run, result: RungResult) -> Steps:
             gemms = _captured(run, {work.of.node: work.of for work in works}) if works and not run.budget.spent else {}
             for i, work in enumerate(works):
                 gemm = gemms.get((work.of.tensor, work.of.node))
-                if gemm is None or run.budget.spent or work.seconds > run.budget.left:
+                # probes look at the time between calls; a product of the model is made whole
+                if gemm is None or run.budget.spent or (not work.type and work.seconds > run.budget.left):
                     continue
                 under_way(bar, work.name)
                 task = GemmTask(gemm, 0, False, not work.type, work.type, work.type, merge.known, later=True)
@@ -83,27 +79,19 @@ def later(run: Run, result: RungResult) -> Steps:
         result.leave_all("other shapes", str(error), error.culprit)
 
 
-def pace(result: RungResult) -> float:
-    """Seconds of a multiply-add of the model's own products, as this rung has measured it."""
-    done = sum((_OWN * record.m + 1) * record.n * record.k for record in result.gemms)
-    return result.seconds / done if done else 0.0
-
-
 def _works(run: Run, result: RungResult) -> list[_Work]:
     """All of it, the cheapest first: with the first correct product of each type and shape, and of each type the
     smallest."""
-    each, brief = pace(result), run.options.probes == "brief"
+    if not result.gemms:
+        return []
+    times, brief = Estimates(run), run.options.probes == "brief"
+    times.measured([result])
     of_shape, of_type = dict[tuple[str, int, int], GemmRecord](), dict[str, GemmRecord]()
     for record in sorted(result.gemms, key=lambda r: (bool(r.failures), r.n * r.k)):
         of_shape.setdefault((record.type, record.n, record.k), record)
         of_type.setdefault(record.type, record)
-    works = [_Work(r, False, each * r.n * r.k * sum(OTHER_M)) for r in of_shape.values()]
-    for record in of_type.values():
-        fmt = run.model.tensors[record.tensor].type.weights
-        assert fmt is not None
-        shapes = shapes_of(run.kernel.domain, fmt.unit, run.options.seed, brief)
-        seconds = sum(max(_OF_A_CALL, each * m * n * k) for m, n, k in shapes)
-        works.append(_Work(record, True, seconds))
+    works = [_Work(r, False, times.product(r.n, r.k, sum(OTHER_M))) for r in of_shape.values()]
+    works += [_Work(r, True, times.probes(r.type, brief)) for r in of_type.values()]
     return sorted(works, key=lambda work: work.seconds)
 
 
