@@ -12,6 +12,7 @@ from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.kernels.domain import EVERYTHING
 from gguf_verify.report.writer import Form
 from gguf_verify.results.options import Options
+from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.estimates import Estimate, Estimates
 from gguf_verify.rungs.registry import RUNGS
 from gguf_verify.verification.climb import RungBegins
@@ -28,7 +29,7 @@ def run(probes: str = "full", size: int = 1) -> Any:
         kernel=SimpleNamespace(host=SimpleNamespace(name="cpu"), domain=EVERYTHING),
         model=SimpleNamespace(parts=[SimpleNamespace(size=10_000_000)]),
         options=Options(seed=0, probes=probes, prompt="x" * 48),  # type: ignore[arg-type]
-        selected=lambda: [one] * 10, uncovered=lambda tensor: None,
+        selected=lambda: [one] * 10, uncovered=lambda tensor: None, budget=Budget(),
     )  # fmt: skip
 
 
@@ -75,3 +76,8 @@ def test_it_is_shown_before_the_run_and_while_it_goes_on(capsys: pytest.CaptureF
     live(RungBegins(RUNGS["tokens"]))
     said = capsys.readouterr().err
     assert said == "this run takes about 4 min; --effort quick: about 40 s\nabout 3 min left\n"
+    limited = Live(Form())
+    limited(RungBegins(RUNGS["bytes"], Estimate(400, 100, 180)))
+    limited(RungBegins(RUNGS["layers"], Estimate(390, 90, 170)))
+    said = capsys.readouterr().err
+    assert said == "a whole run takes about 7 min, and the budget is about 3 min\nabout 3 min left\n"

@@ -31,10 +31,15 @@ _ALONE = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that are left, and the same with `--effort quick`."""
+    """Seconds that are left, and the same with `--effort quick`.
+
+    Args:
+        budget: seconds that the run may still take; None: without a limit.
+    """
 
     left: float
     quick: float
+    budget: float | None = None
 
 
 class Estimates:
@@ -105,5 +110,6 @@ class Estimates:
     def of_rungs(self, names: Iterable[str]) -> Estimate:
         """The time of these rungs."""
         names, brief = list(names), self._run.options.probes == "brief"
-        quick = sum(self.rung(name, True) for name in names)
-        return Estimate(quick if brief else sum(self.rung(name, False) for name in names), quick)
+        quick, budget = sum(self.rung(name, True) for name in names), self._run.budget
+        left = quick if brief else sum(self.rung(name, False) for name in names)
+        return Estimate(left, quick, max(0.0, budget.end - budget.clock()) if budget.limited else None)

@@ -51,10 +51,14 @@ class Live:
 
     def _begins(self, event: RungBegins) -> None:
         """Print the time that the run takes, or what is left of it, if it is long."""
-        if event.left is not None and event.left.left >= LONG:
-            quick = f"; --effort quick: {about(event.left.quick)}" if event.left.quick < event.left.left / 2 else ""
-            words = f"{about(event.left.left)} left" if self._begun else f"{about(event.left.left)}{quick}"
-            self._print(rendered([Text(f"{'' if self._begun else 'this run takes '}{words}")], self._form))
+        if (left := event.left) is not None and min(left.left, left.budget or left.left) >= LONG:
+            words = f"this run takes {about(left.left)}"
+            words += f"; --effort quick: {about(left.quick)}" if left.quick < left.left / 2 else ""
+            if self._begun:
+                words = f"{about(min(left.left, left.budget or left.left))} left"
+            elif left.budget is not None and left.budget < left.left:
+                words = f"a whole run takes {about(left.left)}, and the budget is {about(left.budget)}"
+            self._print(rendered([Text(words)], self._form))
         self._begun = True
 
     def _failed(self, result: RungResult, failure: Failure) -> None:
