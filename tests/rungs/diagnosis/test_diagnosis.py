@@ -33,8 +33,11 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
+from gguf_verify.results.calls import OWN, Call
 from gguf_verify.results.diagnoses import LocatedDiagnosis
 from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
+from gguf_verify.rungs.explain import Explanations, WrongCall
 from gguf_verify.semantics.cuda import llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics
@@ -346,6 +349,13 @@ def test_a_diagnosis_explains_another_product_or_not(made: Callable[..., np.ndar
         rows, x = made(name, 1), activations(1)
         for of, y in other.items():
             assert explains(located, y, fmt, q8_1, rows, x) is (of == fault)
+            result, kernel = RungResult(name="layers"), KERNELS["q8_1_naive"]
+            call = WrongCall(
+                fmt, q8_1, rows, x, q8_1.bytes_of(x), y, None, "kernel", "other", "other", 0, 0,
+                call=Call(kind="own"), kernel=ShippedKernel(kernel, CpuHost()),
+            )  # fmt: skip
+            Explanations(result, 1, left={(name, OWN): 0}, known=[located]).add(call)
+            assert result.causes == {"other": located.cause if of == fault else ""}
         right = product(q8_1, fmt, rows, q8_1.bytes_of(x)).exact.astype(np.float32)
         assert explains(located, right, fmt, q8_1, rows, x) is None
         mixed = other[fault].copy()
