@@ -6,8 +6,9 @@ product with the matrix, and it is an error if a product should have been checke
 not run since the kernel had hung in others. One more test fails if the kernel was never called. Options that
 are not given have the command line's defaults.
 
-With xdist, the run over all matrices is made once, by the worker that first needs it; the others wait for its report.
-pytest imports this module in every session, so its functions import what they need.
+All tests read the report of one run. Of several matrices that are wrong for one cause, the first test prints the
+message, and the others refer to it. With xdist, the worker that first needs the run makes it; the others wait for its
+report. pytest imports this module in every session, so its functions import what they need.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import contextlib
 import fcntl
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,13 @@ import pytest
 from .support import scratch
 
 if TYPE_CHECKING:
-    from .results.failures import Failure, Unverified
+    from _pytest._code.code import TerminalRepr
+
     from .results.options import Options
-    from .results.products import GemmRecord
     from .results.report import Report
+    from .support.errors import HarnessError
     from .support.settings import Settings
+    from .verification.climb import Event
 
 _SHARED = pytest.StashKey[Path]()
 _CLAIM = "gguf-verify"
@@ -184,12 +187,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--gguf"):
-        model = _Model.from_parent(session, name=Path(config.getoption("--gguf")).name, nodeid="gguf")
-        items.extend(model.collect())
+        items.extend(_Model.of(session).collect())
 
 
 class _Model(pytest.Collector):
     """The model's matrices, and the report of one run over all of them."""
+
+    @classmethod
+    def of(cls, session: pytest.Session) -> _Model:
+        """That of the command line, named after model and kernel."""
+        from .kernels.families import DEFAULT_KERNEL
+        from .support.text import printable
+
+        kernel = (session.config.getoption("--gguf-kernel") or DEFAULT_KERNEL).rpartition("/")[2]
+        name = printable(f"{Path(session.config.getoption('--gguf')).name}[{kernel}]", 120)
+        made: _Model = cls.from_parent(session, name=name, nodeid=name)
+        return made
 
     def collect(self) -> Iterator[pytest.Item]:
         from .gguf.matrices import may_be_matrix
@@ -209,33 +222,40 @@ class _Model(pytest.Collector):
             raise pytest.UsageError(f"--gguf: {error}") from None
         if not names:
             raise pytest.UsageError("--gguf: the model has no matrix to verify")
-        self._found: Report | None = None
+        self._found: Report | HarnessError | None = None
         yield _Called.from_parent(self, name="the kernel was called")
         for name in names:
             item: Any = _Matrix.from_parent(self, name=printable(name, 64))
             item.tensor = name
             yield item
 
-    def _verified(self, tensor: str | None, **options: Any) -> Report:
-        """The report of the layers rung for all selected matrices, or for one. Raises HarnessError."""
+    def _verified(self) -> Report:
+        """The report of the layers rung for all selected matrices. Raises HarnessError."""
         from .kernels.families import DEFAULT_KERNEL
-        from .support.command_line import pattern_of
         from .support.errors import EnvironmentFault
         from .verification import verify
 
         option = self.config.getoption
-        only = option("--gguf-tensor") if tensor is None else pattern_of(tensor)
         kernel, host = option("--gguf-kernel") or DEFAULT_KERNEL, option("--gguf-host")
-        report = verify(option("--gguf"), kernel, host, ["layers"], _options(self.config, tensor=only, **options))
+        with _progress(self.config) as told:
+            options = _options(self.config, tensor=option("--gguf-tensor"), progress=told is not None)
+            report = verify(option("--gguf"), kernel, host, ["layers"], options, told=told or (lambda _: None))
         if report.fault:
             raise EnvironmentFault(report.fault)
         return report
 
-    def whole(self) -> Report:
+    def found(self) -> Report:
         """The report of the run over all selected matrices, which is made once. Raises HarnessError."""
+        from .support.errors import HarnessError
+
         if self._found is None:
             folder = getattr(self.config, "workerinput", {}).get("gguf_shared")
-            self._found = self._verified(None) if folder is None else self._shared(Path(folder))
+            try:
+                self._found = self._verified() if folder is None else self._shared(Path(folder))
+            except HarnessError as error:
+                self._found = error
+        if isinstance(self._found, HarnessError):
+            raise self._found
         return self._found
 
     def _shared(self, folder: Path) -> Report:
@@ -247,50 +267,76 @@ class _Model(pytest.Collector):
             made = folder / "report.json"
             if made.exists():
                 return from_json(made.read_bytes())
-            report = self._verified(None)
+            report = self._verified()
             part = folder / "part"
             part.write_text(report.to_json())
             part.replace(made)
         return report
 
-    def found(self, tensor: str) -> Report:
-        """A report of this matrix.
+    def first_like(self, report: Report, tensor: str) -> _Matrix | None:
+        """The first test of the session whose matrix fails for the same cause, if that is known."""
+        from .report.run_words import causes
 
-        A report records the first failures of a run and explains one call, so a wrong matrix of which it says too
-        little gets a run of its own. Raises HarnessError.
-        """
-        whole = self.whole()
-        result, seed = whole.rungs[0], whole.environment.options.seed
-        judged, told = _judged(whole, tensor), result.diagnosis
-        if result.fault or any(not f.tensor for f in result.failures):
-            return whole
-        if any(f.tensor == tensor for f in result.failures):
-            return whole if told is None or told.tensor == tensor else self._verified(tensor, seed=seed)
-        right = result.n_failures == len(result.failures) or (judged and not any(r.failures for r in judged))
-        return whole if right else self._verified(tensor, seed=seed)
+        known = causes(report)
+        cause = known.get(tensor)
+        tests = (item for item in self.session.items if isinstance(item, _Matrix) and item.parent is self)
+        return next((item for item in tests if cause and known.get(item.tensor) == cause), None)
 
 
-def _judged(report: Report, tensor: str) -> list[GemmRecord]:
-    return [record for record in report.rungs[0].gemms if record.tensor == tensor]
+@contextlib.contextmanager
+def _progress(config: pytest.Config) -> Iterator[Callable[[Event], None] | None]:
+    """With -v, the display of a run's events on the terminal, beside which bars show the tensor that is being judged.
+    None without -v, and in a worker of xdist, which has no terminal."""
+    capture, terminal = (config.pluginmanager.get_plugin(name) for name in ("capturemanager", "terminalreporter"))
+    if config.get_verbosity() < 1 or terminal is None or hasattr(config, "workerinput"):
+        yield None
+        return
+    from .report.terminal.console import rendered
+    from .report.terminal.run import rung_line
+    from .report.writer import Form
+    from .verification.climb import RungEnds
+
+    def told(event: Event) -> None:
+        if isinstance(event, RungEnds):
+            terminal.write(f"gguf-verify: {rendered([rung_line(event.result, Form())], Form())}")
+
+    with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
+        terminal.write_line("gguf-verify: one run for all matrices")
+        terminal.flush()
+        yield told
 
 
 class _Item(pytest.Item):
     parent: _Model
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
-        if isinstance(excinfo.value, _Wrong | _NotChecked):
-            return str(excinfo.value)
-        return str(super().repr_failure(excinfo, style))
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | TerminalRepr:
+        """The message; pytest's own reports show its cause beside the test's name."""
+        if not isinstance(excinfo.value, _Wrong):
+            return super().repr_failure(excinfo)
+        made = excinfo.getrepr(style="value")
+        if made.reprcrash is not None:  # else of this module
+            made.reprcrash.path, made.reprcrash.lineno = self.config.getoption("--gguf"), 1
+            made.reprcrash.message = excinfo.value.cause
+        return made
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, f"{self.parent.name}: {self.name}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """pytest asks a test how its failure looks, but not how a failure of its setup does."""
+    report = yield
+    if isinstance(item, _Item) and call.excinfo is not None and call.when == "setup":
+        report.longrepr = item.repr_failure(call.excinfo)
+    return report
 
 
 class _Called(_Item):
     """Whether the kernel multiplied anything at all: else every matrix could be skipped, and the suite pass."""
 
     def runtest(self) -> None:
-        report = _asked(self.parent.whole)
+        report = _asked(self.parent.found)
         skipped = ", ".join(check.title for check in report.skipped)
         said = f"{report.words}; seed {report.environment.options.seed}; skipped: {skipped or 'nothing'}"
         self.user_properties.append((_CLAIM, said))
@@ -298,7 +344,8 @@ class _Called(_Item):
         if not any(record.under_test for record in rung.gemms) and not rung.failures:
             why = [f"{left.title}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])
             covers = ", ".join(kernel.covers) or "no type"
-            raise _Wrong("\n".join([f"kernel {kernel.name} was never called: it multiplies {covers}", *why]))
+            words = f"kernel {kernel.name} was never called: it multiplies {covers}"
+            raise _Wrong("\n".join([words, *why]), "the kernel was never called")
 
 
 class _Matrix(_Item):
@@ -306,29 +353,32 @@ class _Matrix(_Item):
 
     def setup(self) -> None:
         """An unverified matrix has not failed: it is pytest's error."""
-        from .report.message import of_run
+        from .report.message import of_cause, of_run
 
-        with contextlib.suppress(_Wrong):  # there is no report, which the test will say
-            report = _asked(lambda: self.parent.found(self.tensor))
-            if not self._fails(report) and self._of(report.rungs[0].unverified):
-                raise _NotChecked(of_run(report, self.tensor))
-
-    def _of(self, found: Sequence[Failure] | Sequence[Unverified]) -> bool:
-        """Whether any is about this matrix, or about all."""
-        return any(each.tensor in (self.tensor, "") for each in found)
+        try:
+            report = _asked(self.parent.found)
+        except _Wrong:  # there is no report: the test fails, and its setup does not
+            return
+        if not self._fails(report) and any(u.tensor in (self.tensor, "") for u in report.rungs[0].unverified):
+            raise _Wrong(of_run(report, self.tensor), of_cause(report, self.tensor))
 
     def _fails(self, report: Report) -> bool:
+        """Whether anything is wrong with this matrix, or with no matrix in particular."""
         result = report.rungs[0]
-        wrong = any(record.failures for record in _judged(report, self.tensor))
-        return wrong or bool(result.fault) or self._of(result.failures)
+        return bool(result.fault) or any(result.failing.get(tensor) for tensor in (self.tensor, ""))
 
     def runtest(self) -> None:
-        from .report.message import of_run
+        from .report.message import like_another, not_diagnosed, of_cause, of_run
 
-        report = _asked(lambda: self.parent.found(self.tensor))
-        judged = _judged(report, self.tensor)
+        report = _asked(self.parent.found)
+        judged = [record for record in report.rungs[0].gemms if record.tensor == self.tensor]
         if self._fails(report):
-            raise _Wrong(of_run(report, self.tensor))
+            first = self.parent.first_like(report, self.tensor)
+            if first is None or first is self:
+                words = not_diagnosed(report, self.tensor) or of_run(report, self.tensor)
+            else:
+                words = like_another(report, self.tensor, first.nodeid)
+            raise _Wrong(words, of_cause(report, self.tensor))
         if not judged:
             pytest.skip("the graph has no product with this matrix")
         if not any(record.under_test for record in judged):
@@ -342,12 +392,17 @@ def _asked(make: Callable[[], Report]) -> Report:
     try:
         return make()
     except HarnessError as error:
-        raise _Wrong(str(error)) from None
+        raise _Wrong(str(error), str(error)) from None
 
 
 class _Wrong(Exception):
-    """Why a matrix is not verified."""
+    """Why a matrix is not verified, or was not checked.
 
+    Args:
+        message: as the test prints it.
+        cause: in a few words, for pytest's summary.
+    """
 
-class _NotChecked(Exception):
-    """Why a matrix was not checked."""
+    def __init__(self, message: str, cause: str) -> None:
+        super().__init__(message)
+        self.cause = cause

@@ -24,9 +24,9 @@ def rung(name, substance):
     own = {
         "name": name, "verdict": "passed", "question": "?", "substance": [substance], "seconds": 0.25, "fault": None,
         "checked": {substance: 1}, "not_checked": {}, "unverified": [], "failures": [], "n_failures": 0, "worst": {},
-        "blamed": {}, "failing": {}, "waived": {}, "envelopes": [], "stages": {}, "fault_culprit": "environment",
+        "blamed": {}, "failing": {}, "causes": {}, "waived": {}, "envelopes": [], "stages": {}, "done": {},
         "diagnosis": None, "same": {}, "headroom": None, "heat_map": None, "figures": {}, "notes": [], "details": [],
-        "sampled": None, "closer": None, "done": {}, "skipped": [], "other_diagnoses": [],
+        "fault_culprit": "environment", "sampled": None, "closer": None, "skipped": [], "other_diagnoses": [],
     }  # fmt: skip
     if name == "layers":
         own["worst"] = {"kernel": {"utilisation": 0.03125, "where": "blk.0 row 1", "score": 1.5, "of_kernel": True}}

@@ -173,7 +173,7 @@ def test_explanations_of_parts(calls: list[_One], cuts: list[int]) -> None:
                 to.say(_diagnosis(kind, type, verdict or "unknown", str(i)))
             else:
                 call = SimpleNamespace(
-                    call=Call(kind=kind), fmt=SimpleNamespace(name=type), verdict=verdict, who=str(i)
+                    call=Call(kind=kind), fmt=SimpleNamespace(name=type), verdict=verdict, who=str(i), tensor="t"
                 )  # fmt: skip
                 to.add(call)  # type: ignore[arg-type]
 

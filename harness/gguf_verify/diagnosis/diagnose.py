@@ -23,13 +23,13 @@ from ..formats.block import BlockFormat
 from ..formats.element import ElementFormat
 from ..formats.tensor_types import WeightFormat
 from ..hosts.memory import POISON
-from ..results.diagnoses import FaultMatch, NearestFault
+from ..results.diagnoses import FaultMatch, LocatedDiagnosis, NearestFault
 from ..semantics.definition import Semantics
 from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..semantics.narrow import HALF, NARROW
 from ..semantics.sums import UNIT_ROUNDOFF
-from .fault import Case, Explanation, Fault, one_each
+from .fault import Case, Explanation, Fault, case_of, one_each
 from .faults import FAULTS
 from .fitted import fitted
 from .fused import faults_of
@@ -210,6 +210,50 @@ def _of_fused(
     return Diagnosis(int(bad.sum()), y.size, (), faults, None, tuple(pattern(bad, blocks)), "")
 
 
+def explains(
+    found: LocatedDiagnosis,
+    y: Floats,
+    fmt: WeightFormat,
+    semantics: Semantics,
+    rows: Bytes,
+    x: npt.NDArray[Any],
+    threads: int = 1,
+) -> bool | None:
+    """Return whether the diagnosis of another product explains these outputs, too; None if none of them is wrong.
+
+    Much cheaper than a diagnosis: only the faults and definitions that it names are tried, by the same thresholds.
+
+    Args:
+        y, fmt, semantics, rows, x: as for `diagnose`.
+    """
+    if semantics.epilogue is not None:
+        fused = diagnose(y, fmt, semantics, rows, x, threads=threads)
+        return bool({f.id for f in fused.faults} & {f.id for f in found.faults}) if fused.wrong else None
+    case = case_of(semantics, fmt, rows, x)
+    if case is None:
+        return False
+    right = product(case.semantics, fmt, rows, case.x, threads=threads)
+    bad = judge(y, right).bad & np.isfinite(right.exact)
+    if not bad.any():
+        return None
+    if found.definitions:
+        known = () if case.values is None else identify_kernel(semantics, fmt, rows, case.values, y, threads).names
+        return bool({*known} & {*found.definitions})
+    named = {match.id: match.words for match in found.faults}
+    if named.keys() & {"unwritten", "constant-output"}:
+        return any(named.get(e.match.id) == e.match.words for e in _at_a_glance(y, bad, right.exact))
+    if int(bad.sum()) < FEWEST:
+        return False
+    fits = (
+        fit
+        for fault in FAULTS
+        if fault.id in named
+        for fit in _of(fault, y, case, bad, right.exact, [_variant(fault, named[fault.id])] if fault.many else None)
+    )
+    apart = is_region(bad)
+    return any(_named_alone(fit) and (apart or fit.contradicted <= 1 - NEARLY) for fit in fits)
+
+
 @dataclass(frozen=True)
 class _Fit:
     """The fit of one variant of a fault to the wrong outputs."""
@@ -286,6 +330,11 @@ def _search(
 
 def _words(fault: Fault, which: str) -> str:
     return f"{fault.words} ({which})" if which else fault.words
+
+
+def _variant(fault: Fault, words: str) -> str:
+    """Return the variant that `_words` was called with."""
+    return words.removeprefix(fault.words).removeprefix(" (").removesuffix(")")
 
 
 def _named_alone(fit: _Fit) -> bool:

@@ -159,13 +159,31 @@ def _raised(failure: Failure) -> str:
     return visible(f"{name}: {visible(message, _MOST_MESSAGE)}, {place}", 300)
 
 
+def causes(report: Report) -> dict[str, str]:
+    """Tensor with failures → the ids of the faults, or whatever else causes them; "" if that is unknown, or if it has
+    several causes."""
+    found: dict[str, set[str]] = {tensor: set() for tensor in failing(report)}
+    for rung in report.rungs:
+        names = {rung.causes.get(d.tensor, ""): d.cause for d in rung.diagnoses if d.cause}
+        for tensor, cause in rung.causes.items():
+            if cause and tensor in found:
+                found[tensor].add(names.get(cause, visible(cause, 300)))
+    return {tensor: next(iter(known)) if len(known) == 1 else "" for tensor, known in found.items()}
+
+
 def extent(report: Report) -> str:
-    """How many of the matrices of the rungs that failed have failures, in parentheses; "" if they have no names."""
+    """How many of the matrices of the rungs that failed have failures of the most important cause, and how many have
+    others, in parentheses; "" if they have no names."""
     rungs = [rung for rung in report.rungs if rung.n_failures]
     wrong = {*failing(report)}
     known = wrong | {record.tensor for rung in rungs for record in rung.details if hasattr(record, "tensor")}
     noun = "tensors" if {rung.name for rung in rungs} == {BYTES} else "matrices"
-    return f" ({len(wrong):,} of {counted(len(known), noun)})" if wrong else ""
+    explained = [diagnosis.tensor for _, diagnosis in report.diagnosed]
+    first = next(iter((*explained, *(failure.tensor for _, failure in report.failures))), "")
+    of_tensor = causes(report)
+    alike = {tensor for tensor in wrong if of_tensor[tensor] == of_tensor[first]} if of_tensor.get(first) else wrong
+    others = f"; {len(wrong - alike):,} of another or unknown cause" if wrong - alike else ""
+    return f" ({len(alike):,} of {counted(len(known), noun)}{others})" if wrong else ""
 
 
 def first_left(report: Report) -> str:

@@ -118,6 +118,13 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return self.rank, -telling
 
     @property
+    def cause(self) -> str:
+        """The faults, or else the definitions, in a few words; "" if the cause is unknown."""
+        if self.verdict == "known fault":
+            return " or ".join(dict.fromkeys(fault.id for fault in self.faults))
+        return f"computes {' or '.join(self.definitions)}" if self.definitions else ""
+
+    @property
     def explains(self) -> bool:
         """Whether it names a cause."""
         return self.verdict not in UNEXPLAINED

@@ -99,11 +99,18 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def _spent(self) -> str:
-        """The spent budget, and the number of items that each rung left unverified for that reason."""
+        """The spent budget, and what each rung left unverified for that reason, by number."""
         words = spent_words(self.environment.options.budget)
-        counts = {rung.name: sum(left.why == words for left in rung.unverified) for rung in self.rungs}
-        left = ", ".join(f"{n:,} in the {name} rung" for name, n in counts.items() if n)
-        return f"{words}; it left unverified: {left}" if left else words
+        left = list[str]()
+        for rung in self.rungs:
+            items = [u for u in rung.unverified if u.why == words]
+            tensors = sum(u.name == u.tensor for u in items)
+            parts = sum(u.name != u.tensor and bool(u.tensor) for u in items)
+            said = [u.name for u in items if not u.tensor]
+            said += [counted(tensors, "tensors")] if tensors else []
+            said += [f"{counted(parts, 'kinds')} of calls beside the model's own products"] if parts else []
+            left += [f"{' and '.join(said)} in the {rung.name} rung"] if said else []
+        return f"{words}; it left unverified: {', '.join(left)}" if left else words
 
     @property
     def verdict(self) -> Verdict:

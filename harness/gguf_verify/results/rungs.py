@@ -43,6 +43,8 @@ class RungResult(msgspec.Struct, kw_only=True):
         failures: the first MAX_FAILURES; `n_failures` counts all.
         blamed: culprit → number of failures.
         failing: tensor → number of its failures; "" for failures of no tensor.
+        causes: tensor → the cause of all its failures, as `LocatedDiagnosis.cause` or `Failure.cause` has it; "" where
+            they have several or one is unknown. A tensor that is not listed has no failure whose cause is known.
         waived: tensor → number of its failures that a waiver covers.
         same: cause → number of failures that have it.
         worst: side → its worst output.
@@ -76,6 +78,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     n_failures: int = 0
     blamed: dict[Culprit, int] = {}
     failing: dict[str, int] = {}
+    causes: dict[str, str] = {}
     waived: dict[str, int] = {}
     same: dict[str, int] = {}
     worst: dict[str, Worst] = {}
@@ -144,6 +147,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         """The diagnosis of each type, the most important first."""
         return () if self.diagnosis is None else (self.diagnosis, *self.other_diagnoses)
 
+    def attribute(self, tensor: str, cause: str) -> None:
+        """Record the cause of failures of a tensor; "": it is unknown."""
+        self.causes[tensor] = cause if self.causes.get(tensor, cause) == cause else ""
+
     def explain(self, found: LocatedDiagnosis) -> bool:
         """Keep a diagnosis if it is more important than that of its type; whether it is."""
         kept = {d.type: d for d in self.diagnoses}
@@ -207,6 +214,8 @@ class RungResult(msgspec.Struct, kw_only=True):
             self.leave_products(failure.tensor or "the kernel", failure.cause or failure.what, failure.tensor, n)
             return
         self.fail_more(failure.culprit, n, failure.tensor)
+        if failure.cause and failure.tensor:
+            self.attribute(failure.tensor, failure.cause)
         if failure.cause in self.same or (failure.cause and len(self.same) < self.most_causes):
             self.same[failure.cause] = self.same.get(failure.cause, 0) + n
         self._list(failure)
@@ -272,6 +281,8 @@ class RungResult(msgspec.Struct, kw_only=True):
             (self.done, part.done),
         ):  # fmt: skip
             _add(mine, theirs)
+        for tensor, cause in part.causes.items():
+            self.attribute(tensor, cause)
         for skipped in part.skipped:
             self._omit(skipped)
         for left in part.unverified:

@@ -100,7 +100,12 @@ def check(run: Run, result: RungResult) -> Steps:
 
 
 RUNG = Rung(
-    "blocks", 2, "Does one weight block times one activation block give llama.cpp's number?", ("blocks",), check
+    "blocks",
+    2,
+    "Does one weight block times one activation block give llama.cpp's number?",
+    ("blocks",),
+    check,
+    turn=4,
 )
 
 

@@ -54,6 +54,10 @@ class Budget:
         now = self.clock()
         return replace(self, deadline=now + max(0.0, self.end - now) / rungs)
 
+    def share_left(self, parts: int) -> Budget:
+        """With an equal part of the time that is left for the rung."""
+        return replace(self, deadline=self.clock() + self.left / parts) if self.limited else self
+
     def half(self) -> Budget:
         """With half of the time that is left for the rung."""
         return replace(self, deadline=self.deadline - self.left / 2) if self.limited else self

@@ -76,7 +76,7 @@ def check(run: Run, result: RungResult) -> Steps:
 
 RUNG = Rung(
     "bytes", 1, "Do we read every byte of the file as llama.cpp reads it?", ("blocks", "values"), check,
-    tuple(COMPUTES),
+    tuple(COMPUTES), turn=1,
 )  # fmt: skip
 
 

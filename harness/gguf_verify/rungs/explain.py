@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ Floats = npt.NDArray[np.float32]
 #: Diagnoses that a rung tries of each type of weights and rank of calls: each takes seconds, and one of errors of the
 #: order alone says nothing of what follows.
 MOST_DIAGNOSES = 3
+#: Tokens and rows of the parts of a wrong output on which the diagnosis of another matrix is tried.
+_TRIED = 16, 64
 #: The verdict on outputs whose wrong elements have no finite exact value.
 OUT_OF_RANGE = "out of range"
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
@@ -199,13 +201,14 @@ class Explanations:
         draws: the rung's result also gets the map of the output that its diagnosis explains.
         left: (type, rank of calls) → diagnoses that it still tries, where these are not MOST_DIAGNOSES.
         holds: the attempts hold the first wrong call, which is to be saved.
+        known: diagnoses of other matrices, which name a cause.
     """
 
     def __init__(
         self, result: RungResult, threads: int, draws: bool = False, left: Mapping[tuple[str, int], int] | None = None,
-        holds: bool = False,
+        holds: bool = False, known: Sequence[LocatedDiagnosis] = (),
     ) -> None:  # fmt: skip
-        self._holds = holds
+        self._holds, self._known = holds, known
         self._result, self._threads, self.draws = result, threads, draws
         #: Diagnoses that may still be tried: see `left`.
         self.left = dict(left or {})
@@ -234,6 +237,26 @@ class Explanations:
             found = self._look(call)
             drawn = _output_map(call, found.map) if self.draws else None
             self._say(Attempt(call.fmt.name, rank, self._diagnosis(call, found), drawn))
+        elif rank == OWN and call.tensor not in self._result.causes:  # of one tensor the first wrong call
+            self._result.attribute(call.tensor, self._shared_cause(call))
+
+    def _shared_cause(self, call: WrongCall) -> str:
+        """The cause that is known from another matrix of the type, if it explains this call, too; else "".
+
+        It is tried around the first wrong output and on the last rows, because a whole diagnosis takes seconds.
+        """
+        kept = next((d for d in self._known if d.type == call.fmt.name), None)
+        if kept is None:
+            return ""
+        from ..diagnosis.diagnose import explains
+
+        tokens, rows = _TRIED
+        m, found = call.m // tokens * tokens, list[bool | None]()
+        for n in {call.n // rows * rows, max(0, len(call.rows) - rows)}:
+            y = np.ascontiguousarray(call.y[m : m + tokens, n : n + rows])
+            w, x = call.rows[n : n + rows], call.taken[m : m + tokens]
+            found.append(explains(kept, y, call.fmt, call.semantics, w, x, self._threads))
+        return kept.cause if True in found and False not in found else ""
 
     def _tries(self, type: str, rank: int) -> bool:
         """Whether a further call of this type and rank may say more than what is known."""
@@ -254,6 +277,8 @@ class Explanations:
             if result.diagnosis is None and result.heat_map is None:
                 result.heat_map = attempt.map
         elif result.explain(found):
+            if found.cause and found.rank == OWN and found.tensor not in result.causes:
+                result.attribute(found.tensor, found.cause)
             if found.explains:
                 self.left |= dict.fromkeys(((found.type, rank) for rank in range(found.rank, LIMIT + 1)), 0)
             if result.diagnosis is found:
@@ -282,7 +307,12 @@ class Explanations:
         """
         found = name_of(error) if isinstance(error, KernelFinding) else None
         rank = OWN if place.call is None else place.call.rank
-        if found is None or not self._tries(tried.fmt.name, rank):
+        if found is None:
+            return
+        if not self._tries(tried.fmt.name, rank):
+            kept = next((d for d in self._known if d.type == tried.fmt.name), None)
+            if kept is not None and place.tensor not in self._result.causes and found.id in {f.id for f in kept.faults}:
+                self._result.attribute(place.tensor, kept.cause)
             return
         if found.id in ("not-deterministic", "unwritten"):  # these have a cause
             found = tried.checked() or found

@@ -28,6 +28,9 @@ class Rung:
             machine cannot go on (llama.cpp crashed, for example).
         computes: the tasks of the kernels that the rung is for.
         whole: with a budget the rung is done completely or not at all; other rungs skip some tensors.
+        own: it judges the model's own products: with a budget it may take all time that is left.
+        turn: the place of the rung in a run with a budget, which begins with what shows most per second; 0: `order`.
+        later: the part that `check` leaves to the end of such a run, and has recorded as not verified.
     """
 
     name: str
@@ -37,6 +40,9 @@ class Rung:
     check: Callable[[Run, RungResult], Steps | None]
     computes: tuple[str, ...] = ("gemm", "experts")
     whole: bool = False
+    own: bool = False
+    turn: int = 0
+    later: Callable[[Run, RungResult], Steps] | None = None
 
     def empty(self) -> RungResult:
         """A result in which nothing is checked yet."""
@@ -46,6 +52,12 @@ class Rung:
         """Climb the rung step by step, into the result. Raises EnvironmentFault, as `check` does."""
         with result.timed():
             yield from self.check(run, result) or ()
+
+    def later_steps(self, run: Run, result: RungResult) -> Steps:
+        """What `check` left, step by step, into the same result. Raises EnvironmentFault."""
+        if self.later is not None:
+            with result.timed():
+                yield from self.later(run, result)
 
     def climb(self, run: Run) -> RungResult:
         """Climb the rung. Raises EnvironmentFault, as `check` does."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..results.calls import OWN
+from ..results.diagnoses import LocatedDiagnosis
 from ..results.rungs import PartialResult, RungResult
 from .explain import Explanations
 from .run import Run
@@ -20,17 +21,20 @@ class Known:
         explanations: diagnoses that may still be tried: `Explanations.left`.
         map: wrong outputs get a map.
         unkept: the first wrong call is to be kept.
+        causes: diagnoses of the model's own products that name a cause.
     """
 
     listed: int = 0
     explanations: Mapping[tuple[str, int], int] = field(default_factory=dict)
     map: bool = False
     unkept: bool = False
+    causes: tuple[LocatedDiagnosis, ...] = ()
 
     @classmethod
     def of(cls, result: RungResult, explanations: Explanations) -> Known:
         own = sum(failure.rank == OWN for failure in result.failures)
-        return cls(own, dict(explanations.left), explanations.draws, explanations.unkept)
+        causes = tuple(d for d in result.diagnoses if d.cause and d.rank == OWN)
+        return cls(own, dict(explanations.left), explanations.draws, explanations.unkept, causes)
 
     def part(self) -> PartialResult:
         """A result in which nothing is recorded yet."""
@@ -38,4 +42,6 @@ class Known:
 
     def explanations_in(self, part: PartialResult, run: Run) -> Explanations:
         """Those of the wrong calls of a part."""
-        return Explanations(part, run.options.threads, self.map, left=self.explanations, holds=self.unkept)
+        return Explanations(
+            part, run.options.threads, self.map, left=self.explanations, holds=self.unkept, known=self.causes
+        )

@@ -84,6 +84,7 @@ class Run:
         resources: what is open.
         judges: where the tasks that rungs plan are judged.
         budget: the time that the run may take.
+        seconds_of_tokens: an estimate of the time of the tokens rung; 0 if there is none.
     """
 
     model: Model
@@ -92,6 +93,7 @@ class Run:
     resources: Resources = field(default_factory=Resources)
     judges: Pool = field(default_factory=Pool)
     budget: Budget = field(default_factory=Budget)
+    seconds_of_tokens: float = 0.0
 
     @property
     def only(self) -> Call | None:

@@ -1,4 +1,8 @@
-"""Climbing the rungs of a verification, in order: a stream of events."""
+"""Climbing the rungs of a verification, in order: a stream of events.
+
+With a budget the order is that of `Rung.turn`, by what a second shows: the file's bytes, the model's own products, its
+tokens, its blocks; and at the end `Rung.later`, which is other shapes, values and schedules.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from msgspec import structs
 from ..results.failures import Failure
 from ..results.report import EndedBy, Report
 from ..results.rungs import RungResult
+from ..rungs.estimates import Estimate, Estimates
 from ..rungs.explain import WrongOutput
 from ..rungs.interface import Rung
 from ..rungs.run import Run
@@ -20,9 +25,14 @@ from .cases import NO_CASE
 
 @dataclass(frozen=True)
 class RungBegins:
-    """A rung begins."""
+    """A rung begins.
+
+    Args:
+        left: an estimate of the time until the end of the run, if progress is shown.
+    """
 
     rung: Rung
+    left: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,22 @@ class Climbed:
     @property
     def not_climbed(self) -> tuple[str, ...]:
         """The rungs that an early end skipped."""
-        return tuple(rung.name for rung in self.rungs[len(self.results) :]) if self.ended_by else ()
+        left = sorted(self.rungs[len(self.results) :], key=lambda rung: rung.order)
+        return tuple(rung.name for rung in left) if self.ended_by else ()
+
+    @property
+    def in_order(self) -> list[RungResult]:
+        """The results in the order of the rungs without a budget."""
+        pairs = zip(self.rungs, self.results, strict=False)
+        return [result for _, result in sorted(pairs, key=lambda pair: pair[0].order)]
+
+    def resumed(self, name: str) -> Climbed:
+        """With the result of this rung as the last one, and incomplete."""
+        n = len(self.results)
+        pairs = [*zip(self.rungs[:n], self.results, strict=True)]
+        pairs.sort(key=lambda pair: pair[0].name == name)
+        rungs, results = [rung for rung, _ in pairs], tuple(result for _, result in pairs)
+        return replace(self, event=None, rungs=[*rungs, *self.rungs[n:]], results=results, incomplete=True)
 
     def ended(self, result: RungResult) -> Climbed:
         """After the last rung ended with this result."""
@@ -94,13 +119,22 @@ Waived = Callable[[Sequence[RungResult]], Sequence[RungResult]]
 
 def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: Waived) -> Generator[Climbed]:
     """Climb the rungs in order. `save` saves the first wrong call, and returns a sentence about it."""
+    if run.budget.limited:
+        found = replace(found, rungs=sorted(found.rungs, key=lambda rung: rung.turn or rung.order))
+    over, times = False, Estimates(run) if run.options.progress or run.budget.limited else None
     for i, rung in enumerate(found.rungs):
-        if run.budget.over:
-            yield replace(found, event=None, ended_by="budget")
-            return
-        budget = run.budget.share(1 if rung.whole else sum(not r.whole for r in found.rungs[i:]))
-        yield replace(found, event=RungBegins(rung))
-        found, stopped = yield from _climb_one(replace(run, budget=budget), rung, found, save, waived)
+        over = run.budget.over
+        if over:
+            break
+        budget = run.budget.share(_parts(found.rungs, i))
+        left = None
+        if times is not None:
+            times.measured(found.results)
+            left = times.of_rungs(r.name for r in found.rungs[i:])
+        yield replace(found, event=RungBegins(rung, left))
+        begun = replace(found, event=None, results=(*found.results, rung.empty()), incomplete=True)
+        at = replace(run, budget=budget, seconds_of_tokens=0.0 if times is None else times.tokens)
+        found, stopped = yield from _climb_one(at, rung, begun, save, waived)
         result = found.results[-1]
         if run.model.changed:  # the fault is a consequence of the change, which the report says once
             yield replace(found.ended(structs.replace(result, fault=None)), event=None)
@@ -110,20 +144,41 @@ def climb(run: Run, found: Climbed, save: Callable[[WrongOutput], str], waived: 
         if stopped or (more and result.verdict == "failed" and run.options.exit_first):
             yield replace(found, event=None, ended_by="first failure")
             return
-    if any(left.why == run.budget.words for result in found.results for left in result.unverified):
+    for rung, result in zip(found.rungs, found.results, strict=False) if run.budget.limited else ():
+        if rung.later is None or result.fault or run.budget.over:
+            continue
+        at = replace(run, budget=run.budget.share(1))
+        found, stopped = yield from _climb_one(at, rung, found.resumed(rung.name), save, waived, later=True)
+        yield found
+        if stopped:
+            yield replace(found, event=None, ended_by="first failure")
+            return
+    if over or any(left.why == run.budget.words for result in found.results for left in result.unverified):
         yield replace(found, event=None, ended_by="budget")
 
 
+def _parts(rungs: Sequence[Rung], i: int) -> int:
+    """The number of equal parts of the time that is left of which a rung gets one: of what comes before the model's own
+    products and after them, each leaves time for what follows."""
+    if rungs[i].own or rungs[i].whole:
+        return 1
+    return len(rungs) - i + sum(rung.later is not None for rung in rungs[:i])
+
+
 def _climb_one(
-    run: Run, rung: Rung, found: Climbed, save: Callable[[WrongOutput], str], waived: Waived
+    run: Run, rung: Rung, found: Climbed, save: Callable[[WrongOutput], str], waived: Waived, later: bool = False
 ) -> Generator[Climbed, None, tuple[Climbed, bool]]:
     """Climb one rung, and report failures as soon as they are known. Returns its end, and whether its first failure
     ended it (-x).
 
     If the rung breaks off, its result says why, and keeps what was found before.
+
+    Args:
+        found: its last result is that of the rung, which is added to.
+        later: do what the rung has left to the end of the run.
     """
-    result, counted, listed, n_waived = rung.empty(), 0, 0, 0
-    found = replace(found, event=None, results=(*found.results, result), incomplete=True)
+    result = found.results[-1]
+    counted, listed, n_waived = result.n_failures, len(result.failures), result.n_waived
     yield found
 
     def news() -> Iterator[Climbed]:
@@ -138,7 +193,7 @@ def _climb_one(
 
     stopped, broken = False, dict[str, str]()
     try:
-        with closing(rung.steps(run, result)) as steps:
+        with closing((rung.later_steps if later else rung.steps)(run, result)) as steps:
             for wrong in steps:
                 if wrong is not None and found.case == NO_CASE:
                     found = replace(found, case=save(wrong))

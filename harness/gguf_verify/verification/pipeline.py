@@ -186,7 +186,7 @@ def verification(request: Request) -> Generator[Event]:
             environment = unknown_environment(request.path, request.kernel, request.host, options)
             found = Climbed(tuple(RUNGS[name] for name in wanted), ended_by=signal_of(error))
     assert environment is not None
-    results = [*found.results]
+    results = found.in_order
     if options.save_case and results:
         results[-1] = structs.replace(results[-1], notes=[*results[-1].notes, found.case])
     report = Report(

@@ -20,6 +20,8 @@ from tests.support.tools import FIXTURES, ROOT
 pytest_plugins = ["pytester"]
 
 KERNELS = ROOT / "tests" / "support" / "foreign_kernels.py"
+#: The name of the collected model, whose kernel is a function of KERNELS.
+MODEL = "tiny-Q4_0.gguf[foreign_kernels.py:{}]"
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -40,9 +42,13 @@ def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor)
     done.assert_outcomes(passed=3, failed=1, skipped=1)
     done.stdout.fnmatch_lines(["*blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"])
-    done.stdout.fnmatch_lines(["PASSED gguf::blk.0.attn_q.weight"])
-    done.stdout.fnmatch_lines(["PASSED gguf::the kernel was called"])
-    assert "Traceback" not in done.stdout.str()
+    model, said = MODEL.format("crashes_for_128_rows"), done.stdout.str()
+    for line in (
+        f"PASSED {model}::blk.0.attn_q.weight", f"PASSED {model}::the kernel was called",
+        f"FAILED {model}::blk.0.attn_k.weight - SIGSEGV",
+    ):  # fmt: skip
+        assert line in said.splitlines()
+    assert "Traceback" not in said
 
 
 def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pytester) -> None:
@@ -51,32 +57,95 @@ def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pyte
     done = run(pytester, f"--gguf-kernel={KERNELS}:hangs_for_768_rows", "--gguf-kernel-time-limit=2", *tensor)
     assert done.parseoutcomes() == {"passed": 2, "failed": 1, "errors": 1}
     said = done.stdout.str()
-    hung, other = sorted(re.findall(r"^(?:FAILED|ERROR) gguf::(\S+)", said, re.MULTILINE))
-    assert {hung, other} == {"blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"}
-    assert f"FAILED gguf::{hung}" in said or f"FAILED gguf::{other}" in said
-    done.stdout.fnmatch_lines(["PASSED gguf::output.weight"])
+    found = {match[2]: match for match in re.finditer(r"^(FAILED|ERROR) \S+::(\S+) - (.*)", said, re.MULTILINE)}
+    assert found.keys() == {"blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"}
+    causes = {match[1]: match[3] for match in found.values()}
+    assert causes["FAILED"] == "the kernel did not return within 2 s"
+    assert causes["ERROR"].startswith("the kernel was not run: it exceeded the time limit")
+    assert f"PASSED {MODEL.format('hangs_for_768_rows')}::output.weight" in said
     done.stdout.fnmatch_lines(["*is not verified on blk.0.ffn_*.weight of tiny-Q4_0.gguf: it was not checked"])
     done.stdout.fnmatch_lines(["*the kernel was not run: it exceeded the time limit at M=*, N=768, K=256 before"])
 
 
-def test_more_failures_than_a_record_holds(pytester: pytest.Pytester) -> None:
-    """Every matrix is wrong, and every test fails with a message of its own: of at most 15 lines, with numbers, place,
-    explanation and the command that repeats the call."""
+RIGHT = 'np.concatenate([w["qs"] & 15, w["qs"] >> 4], axis=-1)'
+#: Of Q4_0, these faults have the same outputs.
+CAUSE = "activations-interleaved or nibbles-in-pairs"
+PAIRS = 'np.stack([w["qs"] & 15, w["qs"] >> 4], axis=-1).reshape(*w.shape, 32)'
+
+
+@pytest.fixture
+def pairs(pytester: pytest.Pytester) -> str:
+    """A kernel that reads the nibbles of a byte as neighbouring values; the suite leaves a mark for each run."""
+    text = (ROOT / "examples" / "numpy_q4_0.py").read_text()
+    assert RIGHT in text
+    pytester.makepyfile(my_kernel=text.replace(RIGHT, PAIRS))
+    pytester.makeconftest(f"""
+        import pathlib, uuid
+        from gguf_verify.pytest_plugin import _Model
+        verified = _Model._verified
+        def marked(self):
+            pathlib.Path({str(pytester.path)!r}, f"{{uuid.uuid4()}}.verified").touch()
+            return verified(self)
+        _Model._verified = marked
+    """)
+    return "--gguf-kernel=my_kernel.py:gemm"
+
+
+def test_a_wrong_kernel_costs_one_run_and_one_message(pytester: pytest.Pytester, pairs: str) -> None:
+    """The first wrong matrix has a message of at most 15 lines, with numbers, place, explanation and the command that
+    repeats the call; the other one refers to it. Both name the cause in pytest's summary, and in the XML."""
     tensor = ("--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-effort=quick")
-    done = run(pytester, f"--gguf-kernel={KERNELS}:drops_s", *tensor)
+    done = run(pytester, pairs, *tensor, "--junitxml=made.xml")
     assert done.parseoutcomes() == {"failed": 2, "passed": 1}
-    failures = re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[0]
-    sections = re.split(r"^_+ .*? _+$", failures, flags=re.MULTILINE)[1:]
-    assert len(sections) == 2
-    for i, section in enumerate(sections):
-        name, lines = f"blk.{i}.attn_k.weight", section.strip().splitlines()
-        assert len(lines) <= 15
-        assert re.search(rf"not verified on {re.escape(name)} of tiny-Q4_0\.gguf: mismatch", lines[0])
-        text = "\n".join(lines[:-1])
-        for words in ("got ", "expected ", "bound ", "utilisation ", "at byte ", "Diagnosis: ", "Fix: ", "At fault: "):
-            assert words in text, (words, section)
-        assert lines[-1].startswith("repeat with: gguf-verify ")
-        assert f"--tensor '{pattern_of(name)}' --only-call " in lines[-1]
+    assert len(list(pytester.path.glob("*.verified"))) == 1
+    failures, summary = re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[::2]
+    first, second = re.split(r"^_+ .*? _+$", failures, flags=re.MULTILINE)[1:]
+    lines = first.strip().splitlines()
+    assert len(lines) <= 15
+    assert re.search(r"not verified on blk\.0\.attn_k\.weight of tiny-Q4_0\.gguf: mismatch", lines[0])
+    text = "\n".join(lines[:-1])
+    for words in ("got ", "expected ", "bound ", "utilisation ", "at byte ", "Diagnosis: ", "Fix: ", "At fault: "):
+        assert words in text, (words, first)
+    assert lines[-1].startswith("repeat with: gguf-verify ")
+    assert f"--tensor '{pattern_of('blk.0.attn_k.weight')}' --only-call " in lines[-1]
+    model = "tiny-Q4_0.gguf[my_kernel.py:gemm]"
+    assert re.fullmatch(
+        rf"same cause as {re.escape(model)}::blk\.0\.attn_k\.weight: {CAUSE}; this matrix: [\d,]+ failures "
+        r"in products of \d+×128 outputs and at other M, worst \S+ × the bound",
+        second.strip(),
+    )
+    assert re.findall(r"^FAILED (.*)", summary, re.MULTILINE) == [
+        f"{model}::blk.{i}.attn_k.weight - {CAUSE}" for i in (0, 1)
+    ]
+    xml = (pytester.path / "made.xml").read_text()
+    assert xml.count(f'message="{CAUSE}"') == 2
+
+
+def test_workers_of_xdist_hand_over_the_cause(pytester: pytest.Pytester, pairs: str) -> None:
+    """In the short forms of pytest's reports, too."""
+    tensor = ("--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-effort=quick")
+    done = run(pytester, pairs, *tensor, "-n2", "-q", "--tb=line")
+    assert done.parseoutcomes() == {"failed": 2, "passed": 1}
+    assert len(list(pytester.path.glob("*.verified"))) == 1
+    said = done.stdout.str()
+    assert len(re.findall(rf"^FAILED .*::blk\.\d\.attn_k\.weight - {CAUSE}$", said, re.MULTILINE)) == 2
+    assert len(re.findall(rf"/tiny-Q4_0\.gguf:1: {CAUSE}$", said, re.MULTILINE)) == 2
+
+
+def test_tests_are_selected_by_model_kernel_and_matrix(pytester: pytest.Pytester) -> None:
+    arguments = ("--gguf-kernel=q8_1_naive", "--collect-only", "-q")
+    for words, n in (("attn_q", 3), ("q8_1_naive and blk.0.attn", 4), ("tiny-Q4_0.gguf[q8_1_naive]", 24), ("Q5_1", 0)):
+        done = run_here(pytester, *arguments, "-k", words)
+        assert done.stdout.str().count("tiny-Q4_0.gguf[q8_1_naive]::") == n, words
+
+
+def test_progress_with_v(pytester: pytest.Pytester) -> None:
+    """Beside the report of the tests, not in what they captured."""
+    tensor = ("--gguf-kernel=q8_1_naive", "--gguf-tensor", r"blk\.0\.attn_k\.", "--gguf-effort=quick")
+    said = run(pytester, *tensor, "-v").stdout.str()
+    assert said.index("one run for all matrices") < said.index("layers  passed") < said.index("PASSED")
+    assert "Captured" not in said
+    assert "one run" not in run(pytester, *tensor).stdout.str()
 
 
 def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:
@@ -84,8 +153,8 @@ def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:
     report = Report(environment=records.environment(), rungs=[records.rung("layers")])
     begun, end, calls, found = threading.Event(), threading.Event(), [], []
 
-    def verified(tensor: str | None) -> Report:
-        calls.append(tensor)
+    def verified() -> Report:
+        calls.append(1)
         begun.set()
         assert end.wait(60)
         return report
@@ -98,7 +167,7 @@ def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:
     end.set()
     for worker in workers:
         worker.join(60)
-    assert calls == [None]
+    assert calls == [1]
     assert [r.to_dict() for r in found] == [report.to_dict()] * 2
 
 
@@ -108,9 +177,9 @@ def test_the_workers_of_xdist_share_one_run(pytester: pytest.Pytester) -> None:
         import itertools, os, pathlib
         from gguf_verify.pytest_plugin import _Model
         count, verified = itertools.count(), _Model._verified
-        def marked(self, tensor):
+        def marked(self):
             pathlib.Path({str(pytester.path)!r}, f"{{os.getpid()}}-{{next(count)}}.verified").touch()
-            return verified(self, tensor)
+            return verified(self)
         _Model._verified = marked
     """)
     arguments = ("--gguf-kernel=q8_1_naive", "--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-effort=quick")

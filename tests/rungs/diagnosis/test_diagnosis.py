@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.diagnosis.diagnose import FEWEST, diagnose
+from gguf_verify.diagnosis.diagnose import FEWEST, diagnose, explains
 from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.faults import FAULTS, LEFT_OUT
 from gguf_verify.diagnosis.fitted import fitted
@@ -34,7 +34,11 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama.library import Llama
 from gguf_verify.report.writer import Kind
+from gguf_verify.results.calls import OWN, Call
+from gguf_verify.results.diagnoses import LocatedDiagnosis
 from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
+from gguf_verify.rungs.explain import Explanations, WrongCall
 from gguf_verify.semantics.cuda import llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics
@@ -320,6 +324,44 @@ def check_catalogue(
                 assert fault.named_by({f.id for f in found.faults}), (semantics.name, fault.id, which, found)
                 named += 1
     return named
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K"])
+def test_a_diagnosis_explains_another_product_or_not(made: Callable[..., np.ndarray], name: str) -> None:
+    """It does if that has the same variant of a fault, and not if it has another fault, or another one in a part."""
+    fmt, q8_1, rng = FORMATS[name], SEMANTICS["q8_1"], np.random.default_rng(0)
+
+    def faulty(seed: int) -> dict[str, np.ndarray]:
+        case = Case(q8_1, fmt, made(name, seed), q8_1.bytes_of(activations(seed)), activations(seed))
+        of = {fault.id: next(iter(fault.of(case)), None) for fault in FAULTS if fault.id in chosen}
+        assert all(of.values())
+        parts = {name: variant[1] for name, variant in of.items() if variant is not None}
+        return {n: outputs(p if isinstance(p, Predicted) else p.predicted(), rng, False) for n, p in parts.items()}
+
+    chosen = {"nibbles-in-pairs", "nibbles-swapped"}
+    first, other = faulty(0), faulty(1)
+    for fault in chosen:
+        said = diagnose(first[fault], fmt, q8_1, made(name, 0), activations(0))
+        assert said.verdict == "known fault"
+        located = LocatedDiagnosis(
+            tensor="t", where="t", who="kernel", row=0, token=0, block=None, verdict=said.verdict, wrong=said.wrong,
+            outputs=said.outputs, faults=said.faults, type=name,
+        )  # fmt: skip
+        rows, x = made(name, 1), activations(1)
+        for of, y in other.items():
+            assert explains(located, y, fmt, q8_1, rows, x) is (of == fault)
+            result, kernel = RungResult(name="layers"), KERNELS["q8_1_naive"]
+            call = WrongCall(
+                fmt, q8_1, rows, x, q8_1.bytes_of(x), y, None, "kernel", "other", "other", 0, 0,
+                call=Call(kind="own"), kernel=ShippedKernel(kernel, CpuHost()),
+            )  # fmt: skip
+            Explanations(result, 1, left={(name, OWN): 0}, known=[located]).add(call)
+            assert result.causes == {"other": located.cause if of == fault else ""}
+        right = product(q8_1, fmt, rows, q8_1.bytes_of(x)).exact.astype(np.float32)
+        assert explains(located, right, fmt, q8_1, rows, x) is None
+        mixed = other[fault].copy()
+        mixed[:, ::2] = np.sqrt(np.abs(right[:, ::2])) + 3
+        assert explains(located, mixed, fmt, q8_1, rows, x) is False
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -78,7 +78,7 @@ OUTCOMES = {
     "hides-a-change": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "budget": (
         Outcome.UNVERIFIED,
-        "the budget of 2m was spent; it left unverified: 1 in the layers rung; rungs that were not begun: tokens; "
+        "the budget of 2m was spent; it left unverified: blk.0 in the layers rung; rungs that were not begun: tokens; "
         "1 check not reached",
     ),
     "hides-a-budget": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),

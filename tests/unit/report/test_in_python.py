@@ -19,11 +19,11 @@ from gguf_verify.captured import Judged
 from gguf_verify.gguf.records import Finding
 from gguf_verify.identification import IdentifyHeader, IdentifyReport
 from gguf_verify.report.json import of_run
-from gguf_verify.report.message import MOST_LINES
+from gguf_verify.report.message import MOST_LINES, like_another, not_diagnosed, of_cause
 from gguf_verify.report.message import of_run as message_of
 from gguf_verify.report.writer import Form, Kind, terminal, writers
 from gguf_verify.results.calls import Call
-from gguf_verify.results.diagnoses import LocatedDiagnosis
+from gguf_verify.results.diagnoses import FaultMatch, LocatedDiagnosis
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
@@ -184,6 +184,47 @@ def test_the_message_of_one_tensor_is_about_that_one() -> None:
     assert "attn_q" not in said
     assert said.endswith("--rungs layers --tensor '^blk[.]7[.]ffn_up[.]weight$'")
     assert "blk.0.attn_q.weight row 0" in message_of(report, "blk.0.attn_q.weight")
+
+
+def several() -> Report:
+    """Three wrong matrices: one is diagnosed, one has its cause, and that of the last one is not known."""
+    report = wrong()
+    (layers,) = report.rungs
+    layers.details = [records.gemm(f"blk.{i}.attn_q.weight", 10.0**i, 100) for i in range(3)]
+    faults = (FaultMatch("nibbles-in-pairs", "nibbles", "swap them", 1.0, 0.1, True),)
+    assert layers.diagnosis is not None
+    layers.diagnosis = msgspec.structs.replace(layers.diagnosis, faults=faults, type="Q4_0")
+    for i, cause in ((0, "nibbles-in-pairs"), (1, "nibbles-in-pairs"), (2, "")):
+        layers.attribute(f"blk.{i}.attn_q.weight", cause)
+        layers.fail_more("kernel", 100, f"blk.{i}.attn_q.weight")
+    return report
+
+
+def test_a_cause_is_claimed_only_of_the_tensors_that_have_it() -> None:
+    report = several()
+    first, second, last = (f"blk.{i}.attn_q.weight" for i in range(3))
+    assert [of_cause(report, t) for t in (first, second, last)] == [*["nibbles-in-pairs"] * 2, "cause not diagnosed"]
+    assert like_another(report, second, "ID") == (
+        "same cause as ID: nibbles-in-pairs; this matrix: 100 failures in products of 12×256 outputs and at other M, "
+        "worst 10 × the bound"
+    )
+    assert [not_diagnosed(report, t) for t in (first, second)] == ["", ""]
+    words, command = not_diagnosed(report, last).splitlines()
+    assert words.startswith(
+        "not diagnosed by itself, and not explained by the diagnosis of another matrix; this matrix"
+    )
+    assert command.endswith("--rungs layers --tensor '^blk[.]2[.]attn_q[.]weight$'")
+    said = message_of(report, second)  # of which no failure is listed
+    assert "Wrong: 100 in the layers rung\n" in said
+    assert f"Diagnosis: of {first}, the same cause: nibbles. Fix: swap them" in said
+    assert "(2 of 3 matrices; 1 of another or unknown cause)" in str(report).splitlines()[-1]
+
+
+def test_two_causes_of_a_tensor_are_none() -> None:
+    rung = records.rung("layers")
+    for cause in ("a", "a", "b", "a"):
+        rung.attribute("t", cause)
+    assert rung.causes == {"t": ""}
 
 
 def test_everything_that_is_not_verified_raises() -> None:

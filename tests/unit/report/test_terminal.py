@@ -353,9 +353,12 @@ def test_a_run_whose_budget_was_spent_is_no_pass() -> None:
     made = recordings.out_of_time()
     assert (made.verdict, made.exit_code) == ("not everything verified", 5)
     assert made.unfinished == (
-        "the budget of 2m was spent; it left unverified: 14 in the blocks rung, 14 in the layers rung; rungs that were "
-        "not begun: tokens"
+        "the budget of 2m was spent; it left unverified: 14 tensors in the blocks rung, 14 tensors in the layers rung; "
+        "rungs that were not begun: tokens"
     )
+    made.rungs[2].leave("blk.9.attn_q.weight", "its activations are not finite")
+    left = [line for line in piped(made) if line.startswith("NOT VERIFIED")]
+    assert left == ["NOT VERIFIED layers: blk.9.attn_q.weight: its activations are not finite"]
     made.rungs[1].fail(Failure("wrong", "blk.0.attn_q.weight"))
     assert (made.verdict, made.exit_code) == ("mismatch", 1)
 

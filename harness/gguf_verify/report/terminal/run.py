@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...results.failures import CULPRITS
+from ...results.options import spent_words
 from ...results.report import Report
 from ...results.rungs import RungResult
 from ...support.command_line import shown
@@ -163,6 +164,7 @@ def rung_line(rung: RungResult, form: Form) -> Text:
 def _left(report: Report, form: Form) -> Iterator[RenderableType]:
     """Faults of rungs, and unverified items."""
     lines: list[Text] = []
+    spent = spent_words(report.environment.options.budget)
     for rung in report.rungs:
         if rung.fault:
             lines += wrapped(
@@ -176,6 +178,8 @@ def _left(report: Report, form: Form) -> Iterator[RenderableType]:
                 f"{printable(left.title, 100)}: {printable(left.why, 600)}{run_words.blame(left)}",
             )
             for left in rung.unverified
+            # a line below says what a budget left
+            if form.verbose or report.ended_by != "budget" or left.why != spent
         ]
         most = len(left) if form.verbose else MOST_UNVERIFIED
         for line in capped(left, most, f"in the {rung.name} rung"):

@@ -57,9 +57,13 @@ class Plan:
         matrices: tensors that are to be judged, by name.
         known: what is known when a task is given out.
         seen: gets the names of the tensors in the products that were seen.
+        own_alone: only the model's own products are judged, and each with one token: see `later`.
     """
 
-    def __init__(self, run: Run, matrices: dict[str, Tensor], known: Callable[[], Known], seen: set[str]) -> None:
+    def __init__(
+        self, run: Run, matrices: dict[str, Tensor], known: Callable[[], Known], seen: set[str], own_alone: bool = False
+    ) -> None:
+        self.own_alone = own_alone
         self._run, self._matrices, self._known, self._seen = run, matrices, known, seen
         self.schedules, self.probes = OncePerType(), OncePerType()
         self._covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
@@ -133,6 +137,8 @@ class Plan:
             said.leave(gemm.tensor, "its activations are not finite")
             return None
         kind = matrix.fmt.name
+        if self.own_alone:
+            return GemmTask(gemm, use, first and only is None, False, False, False, self._known())
         shape = (kind, len(matrix.rows), matrix.tensor.k)
         new_shape = shape not in self._shapes
         self._shapes.add(shape)

@@ -36,6 +36,7 @@ from ..judging import llama_side
 from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Run
+from .later import later, leave_later
 from .plan import Plan
 from .task import GemmFound, GemmTask
 
@@ -67,6 +68,9 @@ class Merge:
         """Join the findings of the next task of the graph. A task whose prediction at dispatch was wrong is judged
         again."""
         kind, judges = self._run.model.tensors[task.gemm.tensor].type.name, self._run.judges
+        if plan.own_alone:
+            self.join(task, found)
+            return
         # in this order, because what other schedules show may keep the probes from being made
         if not plan.schedules.right(kind, task.schedules, found.at_schedules):
             task = replace(task, schedules=not task.schedules, known=self.known)
@@ -74,9 +78,10 @@ class Merge:
         if not plan.probes.right(kind, task.probes, found.at_probes):
             task = replace(task, probes=not task.probes, known=self.known)
             found = judges.again(self._run, task)
-        self._join(task, found)
+        self.join(task, found)
 
-    def _join(self, task: GemmTask, found: GemmFound) -> None:
+    def join(self, task: GemmTask, found: GemmFound) -> None:
+        """Join the findings of a task."""
         run, gemm = self._run, task.gemm
         self._result.join(found.part)
         self._explanations.join(found.attempts)
@@ -115,7 +120,7 @@ def check(run: Run, result: RungResult) -> Steps:
     try:
         if matrices:
             merge = Merge(run, result)
-            plan = Plan(run, matrices, lambda: merge.known, seen)
+            plan = Plan(run, matrices, lambda: merge.known, seen, own_alone=run.budget.limited)
             for step, found in run.judges.each(run, plan.steps()):
                 result.join(step.said)
                 if step.task is not None:
@@ -124,6 +129,8 @@ def check(run: Run, result: RungResult) -> Steps:
             if only is None:
                 merge.report()
                 plan.report(result)
+                if plan.own_alone:
+                    leave_later(run, result)
     except LlamaRefused as error:
         result.leave_all("GEMMs", str(error), error.culprit)
     if only is not None:
@@ -135,5 +142,5 @@ def check(run: Run, result: RungResult) -> Steps:
 
 RUNG = Rung(
     "layers", 3, "Does each GEMM of the real graph, on its real activations, give llama.cpp's output?", ("outputs",),
-    check,
+    check, own=True, turn=2, later=later,
 )  # fmt: skip

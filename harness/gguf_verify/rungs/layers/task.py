@@ -56,6 +56,7 @@ class GemmTask:
         schedules: the kernel of this type also runs under other schedules.
         probes: the probes of this type are made, if the GEMM is correct.
         known: what the rung had found.
+        later: the product was judged before; only what is made beside it counts.
     """
 
     gemm: Gemm
@@ -65,6 +66,7 @@ class GemmTask:
     schedules: bool
     probes: bool
     known: Known
+    later: bool = False
 
     def judge(self, run: Run) -> GemmFound:
         """Run and judge the kernel, and llama.cpp. Raises EnvironmentFault."""
@@ -221,7 +223,7 @@ class _Judging:
         if self._task.probes:
             taken = Activations.of(judged.semantics, every_size(matrix.tensor.k))
             judged.check_quantizer(taken, judged.call("every-size"))
-            in_half = replace(run, budget=run.budget.half())
+            in_half = run if self._task.later else replace(run, budget=run.budget.half())
             probes = self._probes(judged, in_half)
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
@@ -254,15 +256,16 @@ class _Judging:
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
         result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel
         quantized = not isinstance(matrix.fmt, ElementFormat)
-        if kernel.name != self._run.kernel.name and quantized:  # one of a family
-            chosen = f"GEMMs by {kernel.name}"
-            result.figures[chosen] = result.figures.get(chosen, 0) + 1
-        if quantized:
-            self._gap = judged.gap
-        tested = self._run.kernel.is_under_test(matrix.fmt)
-        others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
-        result.count_beside("GEMMs", 1, tested)
-        result.count_beside("outputs", gemm.y.size, tested)
+        tested, later = self._run.kernel.is_under_test(matrix.fmt), self._task.later
+        if not later:
+            if kernel.name != self._run.kernel.name and quantized:  # one of a family
+                chosen = f"GEMMs by {kernel.name}"
+                result.figures[chosen] = result.figures.get(chosen, 0) + 1
+            if quantized:
+                self._gap = judged.gap
+            result.count_beside("GEMMs", 1, tested)
+            result.count_beside("outputs", gemm.y.size, tested)
+        others = sum(y.size for m, y in made.others.items() if not later or m > 1) + judged.n_other_shapes
         result.count_beside(OTHER_OUTPUTS, others, tested)
         worst = judged.utilisation
         result.details.append(

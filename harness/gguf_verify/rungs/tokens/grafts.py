@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
@@ -259,9 +260,9 @@ class Grafts:
                 tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
                 self._explanations.add_fault(error, tried, Place(who, gemm.tensor, name, error.call))
                 return None
-            task = GraftTask(
-                gemm.tensor, y, x, None if shared else gemm.x, who, call, Known.of(self.result, self._explanations)
-            )
+            # of each of so many products the cause is not sought: the layers rung did that
+            known = dataclasses.replace(Known.of(self.result, self._explanations), causes=())
+            task = GraftTask(gemm.tensor, y, x, None if shared else gemm.x, who, call, known)
             if semantics.oracle is None:
                 self._judged.give(task)
                 return y

@@ -50,6 +50,8 @@ Logits = npt.NDArray[np.float32]
 #: be judged by draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a
 #: logit by more than 1e-4, up to 0.25, the others by some 1e-6).
 _DRAWS, _MOST_DRAWS = 2, 16
+#: Estimated time of this rung, divided by that which is left, up to which it is begun.
+_SLACK = 1.25
 
 
 def check(run: Run, result: RungResult) -> Steps:
@@ -59,6 +61,10 @@ def check(run: Run, result: RungResult) -> Steps:
         if why is not None:
             result.leave(tensor.name, why)
     if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
+        return
+    if run.budget.limited and run.seconds_of_tokens > _SLACK * run.budget.left:
+        result.leave_all("tokens", run.budget.words)
+        result.note(f"the tokens would take about {run.seconds_of_tokens:.0f} s, and {run.budget.left:.0f} s were left")
         return
     only, plain = begin_alone(run, result), run.kernel.neutral()
     if plain is None:
@@ -82,7 +88,7 @@ def check(run: Run, result: RungResult) -> Steps:
 
 RUNG = Rung(
     "tokens", 4, "Does the model still say the same thing when its GEMMs are ours?", ("tokens", "embeddings"), check,
-    whole=True,
+    whole=True, own=True, turn=3,
 )  # fmt: skip
 
 
