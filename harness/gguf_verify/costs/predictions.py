@@ -39,6 +39,8 @@ CHUNK = 512
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 #: The largest standard error of a figure relative to it, the fewest predictions, and the fewest beyond a percentile.
 MOST_ERROR, LEAST, LEAST_BEYOND = 0.1, 100, 10
+#: A standard error that is small beside any figure of interest, such as of a divergence that is all rounding.
+NEGLIGIBLE = 1e-6
 #: Predictions compared at a time: a vocabulary may have 2^18 tokens, each eight bytes in float64.
 _AT_ONCE = 32
 
@@ -143,7 +145,7 @@ class _Scores:
         known = {
             key: (value, error)
             for key, (value, error) in figures.items()
-            if n >= LEAST and (error <= MOST_ERROR * value or math.isinf(value))
+            if n >= LEAST and (error <= max(MOST_ERROR * value, NEGLIGIBLE) or math.isinf(value))
         }
         lacking = [error / value for key, (value, error) in figures.items() if key not in known and value]
         share = tokens / n  # of the text, for each prediction

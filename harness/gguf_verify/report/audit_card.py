@@ -7,14 +7,17 @@ since a file's name says little: in a small model that is called Q4_K_M most byt
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ..audit.record import Audit
 from ..results.composition import Composition
 from ..support.text import counted, printable
 from . import shades
 from .card import HEIGHT, MARGIN, WIDTH, cut, head
 from .published import published
 from .scene import Box, Item, Line, Scene, Words
+
+if TYPE_CHECKING:
+    from ..audit.record import Audit
 
 #: Shades of the types, the most bytes first; further ones share the last.
 _SHADES = ("u8", "u6", "u5", "u4", "u3", "u2", "u1", "u0", "un")
