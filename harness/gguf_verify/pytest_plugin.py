@@ -225,7 +225,8 @@ class _Model(pytest.Collector):
         self._found: Report | HarnessError | None = None
         yield _Called.from_parent(self, name="the kernel was called")
         for name in names:
-            item: Any = _Matrix.from_parent(self, name=printable(name, 64))
+            short = name.removesuffix(".weight")  # pytest's summary cuts long lines, and the cause is at their end
+            item: Any = _Matrix.from_parent(self, name=printable(name if short in names else short, 64))
             item.tensor = name
             yield item
 
