@@ -32,7 +32,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     options = (f"--gguf={FIXTURES / 'tiny-Q4_0.gguf'}", "--gguf-host=cpu", *arguments)
-    return pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", *options, timeout=120)
+    return pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", *options, timeout=600)
 
 
 def run_here(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -219,7 +219,7 @@ def test_the_fixtures(pytester: pytest.Pytester) -> None:
         def test_own(verify_kernel, gguf_kernel):
             pass
     """)
-    done = pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", timeout=120)
+    done = pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", timeout=600)
     assert done.parseoutcomes() == {"passed": 1, "failed": 2, "errors": 1}
     done.stdout.fnmatch_lines(
         ["*VerificationError: kernel *drops_s (declares q8_1) is not verified on tiny-Q4_0.gguf*"]
@@ -232,7 +232,7 @@ def test_a_kernel_that_was_never_called(pytester: pytest.Pytester) -> None:
     """A model of F16: its matrices are multiplied by kernels that stand beside the one under test."""
     options = (f"--gguf={FIXTURES / 'tiny-F16.gguf'}", "--gguf-host=cpu", "--gguf-tensor", r"blk\.0\.attn_k")
     arguments = ("-p", "gguf_verify.pytest_plugin", "-rA", "--gguf-effort=quick", *options)
-    done = pytester.runpytest_subprocess(*arguments, f"--gguf-kernel={KERNELS}:drops_s", timeout=120)
+    done = pytester.runpytest_subprocess(*arguments, f"--gguf-kernel={KERNELS}:drops_s", timeout=600)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.stdout.fnmatch_lines(["kernel *drops_s was never called: it multiplies Q4_0"])
 

@@ -40,7 +40,7 @@ def test_a_planted_regression_is_reported_exactly_and_alone(tmp_path: Path) -> N
     assert second.returncode == 1, second.stdout + second.stderr
     compared = nightly(ROOT, "compare", path)
     assert compared.returncode == 1
-    told = [line for line in compared.stdout.splitlines() if line.split()[0].isupper() and "CHANGED" not in line]
+    told = [line for line in compared.stdout.splitlines()[:-1] if line.split()[0].isupper() and "CHANGED" not in line]
     wrong = "NEW FAILURE tiny.gguf · f32 · cpu · {} · installed: verified → mismatch: "
     assert len(told) == 2, compared.stdout
     for line, prompt in zip(told, ("story", "fox"), strict=True):
