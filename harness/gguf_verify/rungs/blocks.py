@@ -85,6 +85,10 @@ def check(run: Run, result: RungResult) -> Steps:
             for step, found in run.judges.each(run, plan):
                 result.join(step.said)
                 if found is not None:
+                    assert step.task is not None
+                    kind, now = run.model.tensors[step.task.tensor].type.name, Known.of(result, explanations)
+                    if step.task.known.is_outdated(now, found.part, kind):
+                        found = run.judges.again(run, replace(step.task, known=now))
                     result.join(found.part)
                     explanations.join(found.attempts)
                     exact.join(found.distances)

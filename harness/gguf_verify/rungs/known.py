@@ -36,6 +36,16 @@ class Known:
         causes = tuple(d for d in result.diagnoses if d.cause and d.rank == OWN)
         return cls(own, dict(explanations.left), explanations.draws, explanations.unkept, causes)
 
+    def is_outdated(self, now: Known, part: PartialResult, type: str) -> bool:
+        """Whether the failures of a part, of a tensor of this type, would have other causes by what is known now.
+
+        Such a task is judged again, so that the causes in a report do not depend on when tasks were given out.
+        """
+        return bool(part.failing) and self._of(type) != now._of(type)
+
+    def _of(self, type: str) -> list[LocatedDiagnosis]:
+        return [cause for cause in self.causes if cause.type == type]
+
     def part(self) -> PartialResult:
         """A result in which nothing is recorded yet."""
         return PartialResult(name="", listed=self.listed)

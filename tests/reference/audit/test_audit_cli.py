@@ -213,7 +213,7 @@ def test_a_line_for_each_and_the_worst_code(folder: Path, tmp_path: Path) -> Non
     lines = done.stdout.splitlines()
     assert lines[-1].startswith("REFUSED in ")
     assert " s: 6 files: " in lines[-1]
-    verdicts = [line.partition(":")[0] for line in lines if ".gguf: " in line and not line.startswith(" ")]
+    verdicts = [line.partition(":")[0] for line in lines if re.match(r"[A-Z ]+: \S+\.gguf\b", line)]
     assert sorted(verdicts) == ["BROKEN OFF", "CLEAN", "CLEAN", "REFUSED", "WARNINGS", "WRONG"]
     assert any("GGUF-100-scale-not-finite at bytes " in line for line in lines)
     whole = json.loads(out["json"].read_text())

@@ -212,7 +212,7 @@ def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     assert runs == {"b5": 1, "b0": 2, "b3": 3, "b2": 4}
     assert (made["turned"]["was"]["utilisation"], made["turned"]["became"]["utilisation"]) == (0.5, "Infinity")
     assert "changed   worst utilisation of ROPE: 0.5, now inf" in done.stdout
-    assert f"ROPE on CPU passed in {b2}: 12 nodes." in page.read_text()
+    assert f"ROPE on CPU passed in {b2.name}: 12 nodes." in page.read_text()
     assert made["arguments"] == ["--device=CPU", "--exitfirst", "-n", "1"]
 
     again = builds.bisect(*words, passed=("-n", "1"))

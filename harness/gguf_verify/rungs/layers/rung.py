@@ -68,6 +68,9 @@ class Merge:
         """Join the findings of the next task of the graph. A task whose prediction at dispatch was wrong is judged
         again."""
         kind, judges = self._run.model.tensors[task.gemm.tensor].type.name, self._run.judges
+        if task.known.is_outdated(self.known, found.part, kind):
+            task = replace(task, known=self.known)
+            found = judges.again(self._run, task)
         if plan.own_alone:
             self.join(task, found)
             return
