@@ -49,8 +49,10 @@
 // thread_local: these need no constructor, and so no check for one on each use.
 #if defined(CUDA_ON_CPU_CHECKS)
 #define PER_THREAD
+#define OF_THREAD __attribute__((visibility("hidden")))
 #else
 #define PER_THREAD __thread
+#define OF_THREAD __thread __attribute__((visibility("default"), tls_model("initial-exec")))
 #endif
 
 namespace cuda_on_cpu {
@@ -282,9 +284,12 @@ T from_slot(uint64_t slot) {
 
 }  // namespace cuda_on_cpu
 
-// Hidden: otherwise they would resolve to those of the first library that the process loaded, and writing them would
-// not make the loader allocate those of this library for the thread.
-extern PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+// Defined in of_thread.hpp.
+extern OF_THREAD cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+namespace cuda_on_cpu {
+class BlockRunner;
+extern OF_THREAD BlockRunner* runner;
+}  // namespace cuda_on_cpu
 
 // Defines an entry point for kernel NAME that the harness can call.
 #define CPU_KERNEL(NAME)                                                                              \

@@ -162,6 +162,7 @@ constexpr unsigned first(unsigned value, T...) {
 #undef CPU_KERNEL
 #undef IN_RUNNER
 #undef PER_THREAD
+#undef OF_THREAD
 #undef ATOMIC_OF
 #undef ATOMIC
 #undef COMPARE_AND_SWAP_OF

@@ -16,13 +16,12 @@
 #endif
 
 #if defined(CUDA_ON_CPU_CHECKS)
+#include "of_thread.hpp"
 #define CHECKED(...) __VA_ARGS__
 #define KERNELS_LINE __builtin_return_address(0)
 #else
 #define CHECKED(...)
 #endif
-
-PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 // A unit that is compiled to count what it executes (hosts/compiler.py, `COUNTS`) has one entry in this section, and
 // libgcov is linked with it.
@@ -34,11 +33,8 @@ extern "C" __attribute__((weak, visibility("hidden"))) const char gguf_verify_ow
 
 namespace cuda_on_cpu {
 
-class BlockRunner;
-static PER_THREAD BlockRunner* runner = nullptr;
-
 // This library's zero-initialized thread-local variables of this thread: the shared memory of its blocks and, except in
-// a checked build, the runner's own. Empty except on Linux.
+// a checked build, `crash_report`. Empty except on Linux.
 struct Bytes {
     char* begin = nullptr;
     size_t size = 0;
@@ -1286,7 +1282,8 @@ class Blocks {
   public:
     Blocks(const Launched& launched, Report& report, std::atomic<uint64_t>& next, const Watch& watch)
         : watch(watch), launched_(launched), request_(launched.request), report_(report), next_(next) {
-        runner = fresh();  // now this thread has the variables
+        crash_report = &report;  // now this thread has the library's variables
+        runner = fresh();
         library_ = library_of(launched.here);
         const uint64_t room = MOST_FIBERS / std::max<uint64_t>(1, launched.block.count());
         const uint64_t most = request_.order == ASCENDING ? std::min(AT_ONCE, room) / launched.workers : room;

@@ -106,10 +106,10 @@ def scanner_options(kind: TensorType) -> list[str]:
 def scanner(kind: TensorType) -> bytes:
     """Compile the scanner of a type, a shared library; waits if another thread is compiling it. Raises
     EnvironmentFault."""
-    from ..hosts.compiler import sound_library
+    from ..hosts.compiler import compile_alone, sound_library
 
     with _COMPILING.setdefault(kind.name, threading.Lock()):
-        return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
+        return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind), compile_alone)
 
 
 def compile_scanners(tensors: Sequence[Tensor], wanted: Callable[[], bool]) -> None:

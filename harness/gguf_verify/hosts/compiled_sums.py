@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..support.arrays import AddTerms, offer_sums
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
-from .compiler import shared_library
+from .compiler import compile_alone, shared_library
 
 Floats = npt.NDArray[np.float32]
 
@@ -26,7 +26,7 @@ def offer() -> None:
 def _compiled() -> AddTerms | None:
     """Compile and load the function. Returns None where that is not possible: NumPy computes these sums too."""
     try:
-        function = shared_library(kernel_root(), _UNIT).add_terms_of_codes
+        function = shared_library(kernel_root(), _UNIT, how=compile_alone).add_terms_of_codes
     except EnvironmentFault:
         return None
     function.restype = None

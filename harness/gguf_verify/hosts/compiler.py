@@ -453,6 +453,39 @@ def runner_object(root: Path, checked: bool) -> bytes:
     return build(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
 
 
+#: The library that all others of kernels need, except checked ones (`kernels/emulator/of_thread.hpp`). The loader knows
+#: it by this name once a process has loaded it.
+_OF_THREAD = "gguf-verify-of-thread.so"
+
+
+def library_of_thread() -> bytes:
+    """Return the content of that library. Raises EnvironmentFault."""
+    named = f"-Wl,-soname,{_OF_THREAD}"
+    return build(kernel_root() / "emulator", '#include "of_thread.hpp"\n', [named], how=compile_alone)
+
+
+def compile_alone(root: Path, unit: str, options: Sequence[str]) -> Built:
+    """Compile a unit that runs no blocks into a library. Raises EnvironmentFault."""
+    made = _object(root, unit, [option for option in options if option not in _of_linker(options)])
+    with scratch.temporary("link") as folder:
+        compiled, built = folder / "unit.o", folder / "unit.so"
+        compiled.write_bytes(made.content)
+        command = [
+            compiler(),
+            str(compiled),
+            "-shared",
+            "-pthread",
+            "-Wl,-z,defs",
+            *_of_linker(options),
+            "-o",
+            str(built),
+        ]
+        done = _run(command, root, folder)
+        if done.returncode:
+            raise _failed(done, command, unit)
+        return Built(read_limited(built), made.files)
+
+
 def _linked(
     root: Path,
     unit: str,
@@ -470,9 +503,14 @@ def _linked(
         built, compiled, of_runner = folder / "unit.so", folder / "unit.o", folder / "runner.o"
         compiled.write_bytes(padded(made.content) if checked else made.content)
         of_runner.write_bytes(content_of_runner)
+        linked = [str(compiled), str(of_runner)]
+        if not checked:
+            of_thread = folder / _OF_THREAD
+            of_thread.write_bytes(library_of_thread())
+            linked.append(str(of_thread))
         # The linker detects a file's type from its content.
         counters = LINK_COUNTING if COUNTS[0] in options else []
-        command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, *counters, "-o", str(built)]
+        command = [compiler(), *linked, "-shared", "-pthread", *link, *counters, "-o", str(built)]
         done = _run(command, root, folder)
         if done.returncode:
             raise _failed(done, command, unit)
@@ -624,6 +662,8 @@ def sound_library(root: Path, unit: str, options: Sequence[str] = (), how: Compi
 
 def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[bytes, ctypes.CDLL]:
     content = build(root, unit, options, how=how)
+    if how is None:
+        load_of_thread()
     try:
         return content, load_library(content)
     except OSError:
@@ -633,6 +673,12 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
     except OSError as error:
         why = str(error).partition(": ")[2] or error
         raise EnvironmentFault(f"a compiled kernel cannot be loaded: {why}") from None
+
+
+@cache
+def load_of_thread() -> ctypes.CDLL:
+    """Load `library_of_thread` into this process. Raises EnvironmentFault, and OSError if it does not load."""
+    return load_library(library_of_thread())
 
 
 #: Options of a checked build: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
@@ -759,6 +805,6 @@ def source_lines(library: str | Path, addresses: Sequence[int]) -> list[list[str
     return found if len(found) == len(addresses) else [[] for _ in addresses]
 
 
-def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+def shared_library(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> ctypes.CDLL:
     """Return `sound_library`, loaded. Raises EnvironmentFault."""
-    return _loaded(root, unit, options, None)[1]
+    return _loaded(root, unit, options, how)[1]

@@ -36,6 +36,7 @@ from .compiler import (
     compiler_version,
     counted,
     cpu_name,
+    library_of_thread,
     shared_library,
     waits,
 )  # fmt: skip
@@ -314,6 +315,7 @@ class CpuHost(Host):
         parts = {"code": built.content, "limits": as_json(limits)}
         parts |= {"notes": built.notes} if built.notes else {}
         parts |= {"unseen": built.unseen.encode()} if built.unseen else {}
+        parts |= {} if checked else {"of_thread": library_of_thread()}
         made = {entry: Artefact(name, parts) for name, entry in named.items()}
         by = compiler_version()
         return made, Compilation(by, "the CPU", ARCH_ON_CPU, unit.entries, (*used, *fixed), tuple(left))
@@ -321,6 +323,8 @@ class CpuHost(Host):
     def load_placed(self, placed: Placed) -> Any:
         try:
             path = Path(placed.parts["code"])
+            if (needed := placed.parts.get("of_thread")) is not None:
+                ctypes.CDLL(needed)
             function = _entry(ctypes.CDLL(str(path)), placed.entry, path)
             if (said := placed.parts.get("limits")) is not None:
                 function.limits = from_json(Path(said).read_bytes())[placed.entry]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.hosts.base import Host, outside
+from gguf_verify.hosts.compiler import load_of_thread
 from gguf_verify.hosts.cpu_host import ORDINARY, CheckedHost, CpuHost
 from gguf_verify.hosts.launch_limits import LaunchLimits
 from gguf_verify.hosts.memory import GUARD_BYTES, POISON
@@ -44,6 +45,7 @@ class _Changed(CpuHost):
         if unit not in self.changed:
             return super().load(root, file, entry, defines, target)
         path, name = self.changed[unit]
+        load_of_thread()
         function = getattr(ctypes.CDLL(str(path)), f"{name}_{entry}_launch")
         function.restype = ctypes.c_int
         function.library, function.limits = path, LaunchLimits()

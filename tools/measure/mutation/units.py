@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gguf_verify.formats.tensor_types import WeightFormat
 from gguf_verify.hosts import nvrtc
-from gguf_verify.hosts.compiler import CHECKS, FLAGS, LINK_CHECKED, compiler, runner_object
+from gguf_verify.hosts.compiler import CHECKS, FLAGS, LINK_CHECKED, compiler, library_of_thread, runner_object
 from gguf_verify.hosts.tables import headers
 from gguf_verify.support import scratch
 from gguf_verify.support.cache import tree_hash
@@ -203,7 +203,8 @@ def compiled(
     """
     left = dict(variants)
     bad: set[str] = set()
-    source, made, runner = (library.with_suffix(suffix) for suffix in (".cpp", ".o", ".runner.o"))
+    suffixes = (".cpp", ".o", ".runner.o", ".of-thread.so")
+    source, made, runner, of_thread = (library.with_suffix(suffix) for suffix in suffixes)
     flags = _CHECKED_FLAGS if checked else MUTANT_FLAGS
     # the first is fast and finds nearly all that do not compile
     steps = [*([] if checked else [["-fsyntax-only"]]), ["-c", "-o", str(made)]]
@@ -224,8 +225,14 @@ def compiled(
             left = {n: c for n, c in left.items() if n not in wrong}
         link = ["-shared", "-pthread", *(LINK_CHECKED if checked else [])]
         runner.write_bytes(runner_object(root, checked))
-        subprocess.run([compiler(), str(made), str(runner), *link, "-o", str(library)], check=True, capture_output=True)
+        linked = [made, runner]
+        if not checked:
+            of_thread.write_bytes(library_of_thread())
+            linked.append(of_thread)
+        command = [compiler(), *map(str, linked), *link, "-o", str(library)]
+        subprocess.run(command, check=True, capture_output=True)
     finally:
+        of_thread.unlink(missing_ok=True)
         runner.unlink(missing_ok=True)
         source.unlink(missing_ok=True)
         made.unlink(missing_ok=True)

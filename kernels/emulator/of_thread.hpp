@@ -1,0 +1,14 @@
+// What each operating-system thread that runs blocks has of its own.
+//
+// All libraries of kernels share one library with these variables (hosts/compiler.py), except those of checked builds,
+// which run on one such thread. A kernel's own thread-local variables, its shared memory, may be large, so the loader
+// places them anywhere, and each access asks it where (__tls_get_addr). These few are at a fixed distance from the
+// thread's pointer: a kernel with barriers takes three quarters of the time.
+#pragma once
+#include "cuda_on_cpu.hpp"
+
+OF_THREAD cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_cpu {
+OF_THREAD BlockRunner* runner = nullptr;
+}
