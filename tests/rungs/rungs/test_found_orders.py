@@ -779,6 +779,23 @@ def test_rows_of_a_last_tile_are_no_mismatch(tmp_path: Path) -> None:
     assert not any("bits equal" in note for note in rung.notes)
 
 
+#: Row 77 of token 1 is added in ascending k.
+IN_ANOTHER_ORDER = """if shape.n > 77:
+        one = np.zeros(shape.m, np.float32)
+        for b in range(shape.k // 32):
+            d_a, s = (v[:, b].astype(np.float32) for v in (x["d"], x["s"]))
+            products = x["qs"][:, b].astype(np.float32) @ codes[77, b]
+            one += w["d"][77, b].astype(np.float32) * (d_a * products - 8 * s)
+        y[1:2, 77] = one[1:2]"""
+
+
+def test_the_reason_names_the_token_of_a_row_in_another_order(tmp_path: Path) -> None:
+    report, _, record = verified(IN_ANOTHER_ORDER, tmp_path)
+    assert report.exit_code == 0
+    assert record.why is not None
+    assert "row 77 of token 1 is added in another order" in record.why
+
+
 @pytest.mark.parametrize(("change", "code"), [("", 0), (ULP, 1)])
 def test_an_output_that_is_off_by_one_ulp_is_a_mismatch(change: str, code: int, tmp_path: Path) -> None:
     """In a row that is added like the others; without the fault the bits are equal. The score shows neither."""

@@ -73,7 +73,8 @@ def check_order(judged: GemmJudge, made: Outputs) -> None:
         places = [(int(wrong[:, row].argmax()), int(row)) for row in again]
         alike = [at for at in places if _has_tree(probes, found, (m, n, k), at)]
         if places and not alike:
-            raise NoOrder(f"row {rows[0]} is added in another order than others, {found.words}")
+            token, row = places[0]
+            raise NoOrder(f"row {row} of token {token} is added in another order than others, {found.words}")
     except NoOrder as why:
         result.note(f"{shape}: no order could be found: {why}")
         result.details.append(OrderRecord(tensor=tensor.name, type=fmt.name, m=m, n=n, k=k, why=str(why)))
