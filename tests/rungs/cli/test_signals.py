@@ -30,6 +30,19 @@ open(PIPE).read()
 def gemm(weights, activations, shape):
     pass
 """
+#: The first call never returns.
+RUNS_ON = """
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
+// block = 1
+// grid = "1"
+// [/gguf-verify]
+extern "C" __global__ void gemm(const void* w, const void* x, float* y, long long M, long long N, long long K) {
+    for (volatile unsigned i = 0; M > 0; ++i) {}
+}
+"""
 
 
 def _is_probe(path: Path) -> bool:
@@ -123,6 +136,21 @@ def check_report(command: Command, number: signal.Signals) -> None:
     assert f"nterrupted by {number.name}" in command.page.read_text()
 
 
+def opened(pipe: Path) -> int:
+    """A pipe's end to write to, once the kernel's process waits at the other one."""
+    held: list[int] = []
+
+    def reads() -> bool:
+        try:
+            held.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return False
+        return True
+
+    assert wait_until(reads)
+    return held[0]
+
+
 @pytest.mark.parametrize("number", ENDS)
 def test_before_the_first_rung(start: Callable[..., Command], tmp_path: Path, number: signal.Signals) -> None:
     """The kernel's author waits in its file. Nothing is known, and the reports say so."""
@@ -131,18 +159,9 @@ def test_before_the_first_rung(start: Callable[..., Command], tmp_path: Path, nu
     os.mkfifo(pipe)
     command = start(SCRIPT, Q4_0, "--kernel", f"{kernel}:gemm", "--sandbox", "none")  # it sees the pipe
 
-    held: list[int] = []
-
-    def reads() -> bool:  # the kernel's process
-        try:
-            held.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:
-            return False
-        return True
-
-    assert wait_until(reads)
+    waited = opened(pipe)
     code, shown, errors = command.ends(number)
-    os.close(held[0])
+    os.close(waited)
     assert (code, shown) == (expected(number), "")
     assert errors == f"gguf-verify: interrupted by {number.name} before anything was verified\n"
     check_report(command, number)
@@ -151,6 +170,19 @@ def test_before_the_first_rung(start: Callable[..., Command], tmp_path: Path, nu
     assert report["not_climbed"] == ["bytes", "blocks", "layers", "tokens"]
     assert report["environment"]["versions"]["llama_cpp"] == "unknown"
     assert report["environment"]["file"]["sha256"] == []
+
+
+def test_while_a_kernel_is_called(start: Callable[..., Command], tmp_path: Path) -> None:
+    """What it executed cannot be asked any more; its process is not blamed for that."""
+    kernel = tmp_path / "runs_on.cu"
+    kernel.write_text(RUNS_ON)
+    command = start(SCRIPT, Q4_0, "--host", "cpu", "--kernel", f"{kernel}:gemm")
+    assert any_works(lambda: command.runs("gguf_verify.kernels.foreign"), 3)
+    assert command.ends(signal.SIGTERM)[0] == 3
+    check_report(command, signal.SIGTERM)
+    text = command.json.read_text()
+    assert "is not valid" not in text
+    assert "the kernel was interrupted in an earlier call" in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM])

@@ -197,6 +197,8 @@ class Conversation:
         self._last: Budget | None = None
         #: Number of questions so far; an answer repeats the number of its question.
         self._asked = 0
+        #: Whether a question of the running process has no answer because this process was interrupted.
+        self._interrupted = False
         #: Memory files that the process has, and those of them that it no longer needs.
         self._known: set[int] = set()
         self._forgotten: list[int] = []
@@ -205,7 +207,7 @@ class Conversation:
         """Start the process and return its first message. Raises UsageError, EnvironmentFault, KernelFault."""
         self.process = self._start()
         self._channel = Channel(self.process.link.fileno(), _MOST_MESSAGE)
-        self._known, self._forgotten = set(), []
+        self._known, self._forgotten, self._interrupted = set(), [], False
         said = self._exchange(Budget(self._start_limit), "start")
         for key, kind in (("environment", EnvironmentFault), ("usage", UsageError)):
             if key in said:
@@ -265,6 +267,9 @@ class Conversation:
         shape = () if "schedule" in question else tuple(question.get("shape", ()))
         if shape[1:] in self._hung:
             raise NotRun(f"{self.who} was not run: it exceeded the time limit at {self._hung[shape[1:]]} before")
+        if self._interrupted:
+            self.stop()
+            raise self._fault(f"{self.who} was interrupted in an earlier call")
         if not self._channel.quiet:  # a message without a question
             self.garbage()
         self._asked += 1
@@ -325,6 +330,9 @@ class Conversation:
             self._dead()
         except (Garbled, ValueError, RecursionError):
             self.garbage()
+        except KeyboardInterrupt:  # its answer may still come
+            self._interrupted = True
+            raise
         if not isinstance(said, dict):
             self.garbage()
         return said
