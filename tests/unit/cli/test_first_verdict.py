@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gguf_verify.kernels.foreign.child import import_kernel
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.names import Further
 from gguf_verify.kernels.foreign.opening import named
-from gguf_verify.support.errors import UsageError
+from gguf_verify.support.errors import EnvironmentFault, UsageError
 from tests.support.tools import ROOT
 
 ONE = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
@@ -69,6 +70,35 @@ def test_the_only_function_needs_no_name(write) -> None:
 def test_several_or_no_functions_are_named(write, name: str, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         named(write(name, text), Further())
+
+
+INSIDE = ONE.replace('extern "C" __global__', "{before}__global__").replace("{", "{{").replace("}", "}}")
+INSIDE = INSIDE.replace("{{before}}", "{before}") + "{after}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "symbol", "said"),
+    [
+        ("namespace mine { ", "}", "mine::gemm", "gemm is in a namespace: name it mine::gemm"),
+        (
+            "template <int A, class B> ", "", "gemm",
+            "gemm is a template: name an instance, gemm<…>, with values for int A, class B",
+        ),
+        ("", "", "gemm", "c++ could not compile k.cu: unit.cpp:9:9: error: of the kernel's name"),
+    ],
+)  # fmt: skip
+def test_a_kernel_in_a_namespace_or_a_template_is_named_in_full(
+    write, before: str, after: str, symbol: str, said: str
+) -> None:
+    """Where the compiler refuses its name; what it says of the author's own lines stays."""
+    path = write("k.cu", INSIDE.format(before=before, after=after))
+    assert named(path, Further()).symbol == symbol
+    with contextlib.closing(CudaSource(Path(path), "gemm")) as source:
+        refused, own = (
+            f"c++ could not compile k.cu: {at} error: of the kernel's name" for at in ("unit.cpp:9:9:", "k.cu:9:9:")
+        )
+        assert str(source.plain(EnvironmentFault(refused))) == said
+        assert str(source.plain(EnvironmentFault(own))) == own
 
 
 def test_a_missing_file_is_no_question_of_its_name(tmp_path: Path) -> None:

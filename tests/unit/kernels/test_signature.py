@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.kernels.foreign.api import kernel
 from gguf_verify.kernels.foreign.declared import parse
-from gguf_verify.kernels.foreign.signature import kernels_in, misfit, proposed, there_is, unlike
+from gguf_verify.kernels.foreign.signature import full_names, kernels_in, misfit, proposed, there_is, unlike
 from gguf_verify.support.errors import UsageError
 
 SOURCE = """
@@ -166,3 +166,28 @@ def test_a_second_declaration_that_differs_is_refused() -> None:
     assert getattr(declared, "takes", "") == "float32"
     other = kernel(["Q4_0"], semantics="q8_1", takes="float16", output="float16")(lambda *given: product(*given))
     assert getattr(other, "takes", "") == "float16"
+
+
+SCOPES = """// template <int X> in a comment
+namespace a { namespace b::c {
+struct S { int x; };
+extern "C" {
+template <typename T, int BLOCK = 32>
+__global__ void __launch_bounds__(128) gemm(const T* w) { if (1) { } }
+}
+} }
+namespace { __global__ void hidden(int* y) {} }
+#define MACRO namespace of_a_macro {
+template <class A> struct Q { A a; };
+__global__ void last(int* y) { char* s = "namespace x {"; }
+"""
+
+
+def test_full_names_have_namespaces_and_template_parameters() -> None:
+    names = {"gemm": "a::b::c::gemm<typename T, int BLOCK=32>", "hidden": "hidden", "last": "last"}
+    assert {name: full.replace(" = ", "=") for name, full in full_names(SCOPES).items()} == names
+
+
+@pytest.mark.parametrize("text", ["}}}", "template <", "__global__", "namespace", "template <<<<", "namespace {"])
+def test_full_names_of_what_is_no_program(text: str) -> None:
+    assert set(full_names(f"{text}\n__global__ void f(int n) {{}}")) >= {"f"}

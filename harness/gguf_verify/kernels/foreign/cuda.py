@@ -37,7 +37,7 @@ from ...support.text import printable
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
 from .impossible import impossible
-from .signature import Parameter, kernels_in, misfit, proposed, there_is, unlike
+from .signature import Parameter, full_names, kernels_in, misfit, proposed, there_is, unlike
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.M)
@@ -189,6 +189,12 @@ class CudaSource:
     def plain(self, error: EnvironmentFault) -> UsageError:
         """Return a compiler's error with the author's own file names."""
         lines = [self._plain(line) for line in (str(error), *error.details)]
+        symbol = self.symbol
+        if "<" not in symbol and re.search(r"\bunit\.(cpp|cu):", lines[0]):  # where only the kernel is named
+            for text in self.files.values():
+                full = full_names(text).get(symbol.rpartition("::")[2], symbol)
+                if full != symbol:
+                    return UsageError(_to_name(symbol, full))
         return UsageError(lines[0], details=lines[1:])
 
     def _plain(self, line: str) -> str:
@@ -347,6 +353,14 @@ def _check_filled(path: Path, declared: str, first: int, parameters: Sequence[Pa
             f"{printable(path.name, 100)}:{line}: parameter {i + 1}{what} is still {ascii(each[1])[:60]}: write a "
             "number, or M, N or K, in place of ?"
         )
+
+
+def _to_name(symbol: str, full: str) -> str:
+    """Return how a kernel must be named whose full name is another one."""
+    name, _, parameters = full.partition("<")
+    if not parameters:
+        return f"{symbol} is in a namespace: name it {name}"
+    return f"{symbol} is a template: name an instance, {name}<…>, with values for {parameters.removesuffix('>')}"
 
 
 def _may_have(symbol: str, texts: Sequence[str]) -> bool:

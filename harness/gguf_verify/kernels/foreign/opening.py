@@ -21,7 +21,7 @@ from .cuda import CudaKernels, CudaSource, read_text
 from .declared import CallDeclaration, parse, put_in
 from .names import TIME_LIMIT, TORCH, Further, file_of
 from .process import ForeignKernel
-from .signature import kernels_in
+from .signature import full_names, kernels_in
 from .sources import File, Object
 
 #: Kinds of code, by suffix; their declaration is in the file or beside it.
@@ -106,7 +106,12 @@ def _only_function(kernel: str) -> str:
     shown = printable(path.name, 100)
     if not path.is_file():
         raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
-    names = list(kernels_in(read_text(path))) if path.suffix == ".cu" else _functions_of(path)
+    if path.suffix == ".cu":
+        text = read_text(path)
+        full, names = full_names(text), list(kernels_in(text))
+        names = [full.get(name, name).partition("<")[0] for name in names]
+    else:
+        names = _functions_of(path)
     if len(names) == 1:
         return names[0]
     if not names:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ...formats.block import BlockFormat
 from ...formats.tensor_types import FORMATS
+from ...hosts.cuda_text import Token, tokens_of
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _CONDITION = re.compile(r"[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
@@ -66,6 +67,8 @@ _MEMBER = re.compile(r"([A-Za-z_][\w ]{0,60}?)\s*(\*?)\s*(\w+)\s*((?:\[\s*\w+\s*
 _BYTES = {"char": 1, "int8_t": 1, "uint8_t": 1, "unsigned char": 1, "signed char": 1, "bool": 1, "short": 2,
           "int16_t": 2, "uint16_t": 2, "unsigned short": 2, "half2": 4, "__half2": 4, "ggml_half": 2, "ggml_half2": 4,
           "__nv_bfloat162": 4, "double": 8}  # fmt: skip
+#: Most tokens that are read behind `__global__`, `template` and `namespace`.
+_MOST_TOKENS = 200
 #: Most characters of a function's body that are read.
 _MOST_BODY = 20_000
 
@@ -90,6 +93,55 @@ def kernels_in(text: str) -> dict[str, tuple[Parameter, ...]]:
         parts = [part.strip() for part in parameters.split(",")] if parameters.strip() else []
         found[name] = tuple(_parameter(part) for part in parts)
     return found
+
+
+def full_names(text: str) -> dict[str, str]:
+    """Return name → full name of the `__global__` functions in a text: with its namespaces, and with the parameters of
+    its template. One that is defined twice has the first one's."""
+    found: dict[str, str] = {}
+    tokens = [token for token in tokens_of(_compiled(text)) if token.kind != "directive"]
+    scopes: list[str] = []  # of each open brace: a namespace with its ::, or ""
+    begun = ""  # the namespace whose brace comes next
+    template = ""
+    for i, token in enumerate(tokens):
+        after = tokens[i + 1 : i + 1 + _MOST_TOKENS]
+        match token.text:
+            case "namespace":
+                named = itertools.takewhile(lambda of: of.kind == "word" or of.text == "::", after)
+                begun = "".join(of.text for of in named)
+            case "{":
+                scopes.append(f"{begun}::" if begun else "")
+                begun = template = ""
+            case "}":
+                del scopes[-1:]
+                template = ""
+            case ";":
+                begun = template = ""
+            case "template":
+                template = _in_angles(after)
+            case "__global__":
+                name = _called(after)
+                found.setdefault(name, f"{''.join(scopes)}{name}{template}")
+    return found
+
+
+def _in_angles(tokens: Sequence[Token]) -> str:
+    """Return the text from "<" to its ">"; "" if there is none soon."""
+    depth, words = 0, list[str]()
+    for token in tokens:
+        depth += token.text.count("<") - token.text.count(">")
+        words.append(token.text)
+        if depth <= 0:
+            return re.sub(r" ?(::|[<>,]) ?", lambda of: ", " if of[1] == "," else of[1], " ".join(words))
+    return ""
+
+
+def _called(tokens: Sequence[Token]) -> str:
+    """Return the function's name: the last word before its parameters, which follow attributes."""
+    for word, after in itertools.pairwise(tokens):
+        if after.text == "(" and word.kind == "word" and not word.text.startswith("__"):
+            return word.text
+    return ""
 
 
 def _compiled(text: str) -> str:
