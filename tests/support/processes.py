@@ -37,8 +37,8 @@ def descendants(pid: int) -> list[int]:
         for parent in _fields(other)[1:2]:
             below.setdefault(parent, []).append(other)
     found = [pid]
-    for parent in found:
-        found += below.get(str(parent), [])
+    for each in found:
+        found += below.get(str(each), [])
     return found[1:]
 
 
