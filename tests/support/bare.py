@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from gguf_verify.support import seeds
+from gguf_verify.support.cache import cache_dir
 
 from .tools import ROOT
 
@@ -47,7 +48,7 @@ class Bare:
             [self._python, "-P", *what, *arguments], capture_output=True, text=True, timeout=600, check=False,
             env={
                 "PATH": "/usr/bin:/bin", "HOME": str(self._python.parent), "COLUMNS": "200",
-                seeds.VARIABLE: os.environ[seeds.VARIABLE],
+                seeds.VARIABLE: os.environ[seeds.VARIABLE], "XDG_CACHE_HOME": str(cache_dir().parent),
             },
             cwd=self._python.parent,
         )  # fmt: skip

@@ -29,6 +29,19 @@ def children(pid: int) -> list[int]:
     return [other for other in pids if _fields(other)[1:2] == [str(pid)]]
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes below this one that have a parent among them, by one look at all processes: one for each of them
+    would take longer than what tests wait for."""
+    below: dict[str, list[int]] = {}
+    for other in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        for parent in _fields(other)[1:2]:
+            below.setdefault(parent, []).append(other)
+    found = [pid]
+    for each in found:
+        found += below.get(str(each), [])
+    return found[1:]
+
+
 def any_works(pids: Callable[[], Iterable[int]], seconds: float = 0.05) -> bool:
     """Whether one of these processes takes so much processor time within a while, from when it was first seen: it is in
     the middle of its work. Others may be idle or end, and further ones may begin."""

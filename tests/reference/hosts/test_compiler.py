@@ -39,13 +39,16 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def precompiled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of the precompiled header and the runner, which take longer than a kernel. Copy it."""
-    folder = tmp_path_factory.mktemp("precompiled") / "caches"
-    folder.mkdir()
+    """A cache of the precompiled header and the runner of the CPU host's kernels, which take longer than a kernel. Copy
+    it."""
+    made = tmp_path_factory.mktemp("precompiled")
+    (made / "caches").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        compiler.runner_object(kernel_root(), False)
-    return folder
+        patch.setenv("XDG_CACHE_HOME", str(made / "caches"))
+        CpuHost(1).load(with_kernel(made, WRITE_A_BYTE), "k.cu", "k", {})
+        for path in support_cache.index_folder().glob("*.so*"):
+            path.unlink()
+    return made / "caches"
 
 
 @pytest.fixture
@@ -64,6 +67,8 @@ def _libraries() -> dict[str, int]:
 
 #: The unit of a kernel.
 UNIT = '#include "k.cu"\nCPU_KERNEL(k)\n'
+#: The flags of the CPU host's own kernels.
+HOST = ["-fvisibility=hidden"]
 
 
 def _byte(host: CpuHost, root: Path) -> int:
@@ -195,14 +200,14 @@ def test_a_precompiled_header_that_the_compiler_cannot_use(
     monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
 ) -> None:
     """It is what was kept, and GCC chokes on it: the text is read, and the header is made anew."""
-    there = compiler.precompiled()
+    there = compiler.precompiled(HOST)
     if there is None:
         pytest.skip("only GCC's are used")
     made = there.with_suffix(".hpp.gch")
     os.truncate(made, made.stat().st_size // 2)
-    assert compiler.build(roots(WRITE_A_BYTE), UNIT, rebuild=True)
+    assert compiler.build(roots(WRITE_A_BYTE), UNIT, HOST, rebuild=True)
     assert not made.exists()
-    assert compiler.precompiled() != there
+    assert compiler.precompiled(HOST) != there
 
 
 def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -309,12 +314,12 @@ def test_a_source_that_changes_while_it_is_compiled(tmp_path: Path) -> None:
             source.write_text(source.read_text().replace("= ", "= 1 + "))
         return compiler.Built(built, (str(source),))
 
-    assert compiler.build(root, UNIT, how=edited) == compiler.build(root, UNIT)
+    assert compiler.build(root, UNIT, HOST, how=edited) == compiler.build(root, UNIT, HOST)
     assert _byte(CpuHost(1), root) == 9
     edits = 100
     source.write_text(text)
     with pytest.raises(EnvironmentFault, match="the sources of a kernel changed during compilation"):
-        compiler.build(root, UNIT, ["-DANOTHER"], how=edited)
+        compiler.build(root, UNIT, [*HOST, "-DANOTHER"], how=edited)
 
 
 def test_lists_of_make() -> None:
@@ -327,7 +332,7 @@ def test_a_library_that_was_replaced_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
 ) -> None:
     """A library that the cache holds in the place of another, before it is read and between that and its loading."""
-    forged, root = compiler.build(roots(WRITE_A_BYTE.replace("7", "66")), UNIT), roots(WRITE_A_BYTE)
+    forged, root = compiler.build(roots(WRITE_A_BYTE.replace("7", "66")), UNIT, HOST), roots(WRITE_A_BYTE)
 
     def forge() -> None:
         for path in support_cache.index_folder().glob("*.so"):
@@ -362,10 +367,10 @@ def checked_host_of(host: CpuHost) -> Any:
 @pytest.mark.usefixtures("cache_without_kernels")
 def test_a_build_that_vanishes_is_made_again(roots: Callable[[str], Path]) -> None:
     root = roots(WRITE_A_BYTE)
-    first = compiler.build(root, UNIT)
+    first = compiler.build(root, UNIT, HOST)
     for path in support_cache.index_folder().glob("*.so"):
         path.unlink()
-    assert compiler.build(root, UNIT) == first
+    assert compiler.build(root, UNIT, HOST) == first
 
 
 def test_without_a_cache_a_run_leaves_nothing(tmp_path: Path) -> None:

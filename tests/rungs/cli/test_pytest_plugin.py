@@ -13,6 +13,7 @@ import pytest
 from gguf_verify.pytest_plugin import _Model, _options
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
+from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.command_line import pattern_of
 from tests.support import records
 from tests.support.tools import FIXTURES, ROOT
@@ -25,13 +26,15 @@ MODEL = "tiny-Q4_0.gguf[foreign_kernels.py:{}]"
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal on which pytest does not cut its summary."""
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which pytest does not cut its summary, and the cache of this run: pytester sets another HOME, in
+    which all would be compiled again."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_dir().parent))
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    options = (f"--gguf={FIXTURES / 'tiny-Q4_0.gguf'}", "--gguf-host=cpu", *arguments)
+    options = (f"--gguf={FIXTURES / 'tiny-Q4_0.gguf'}", "--gguf-host=cpu", "--gguf-prompt=The", *arguments)
     return pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", *options, timeout=600)
 
 
@@ -42,10 +45,11 @@ def run_here(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
-    """attn_k has 128 rows, attn_q 256; the suite's own tests run too. No product uses token_embd."""
+    """attn_k has 128 rows, attn_q 256; the suite's own tests run too. No product uses token_embd. With -v, progress is
+    shown beside the report of the tests, not in what they captured."""
     pytester.makepyfile("def test_own(): pass")
     tensor = ("--gguf-tensor", r"blk\.0\.attn_[qk]\.|token_embd", "--gguf-effort=quick")
-    done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor)
+    done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor, "-v")
     done.assert_outcomes(passed=3, failed=1, skipped=1)
     done.stdout.fnmatch_lines(["*blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"])
     model, said = MODEL.format("crashes_for_128_rows"), done.stdout.str()
@@ -55,6 +59,9 @@ def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     ):  # fmt: skip
         assert line in said.splitlines()
     assert "Traceback" not in said
+    progress = [said.index(words) for words in ("one run for all matrices", "layers  failed", "called PASSED")]
+    assert progress == sorted(progress)
+    assert "Captured" not in said
 
 
 def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pytester) -> None:
@@ -104,6 +111,7 @@ def test_a_wrong_kernel_costs_one_run_and_one_message(pytester: pytest.Pytester,
     done = run(pytester, pairs, *tensor, "--junitxml=made.xml")
     assert done.parseoutcomes() == {"failed": 2, "passed": 1}
     assert len(list(pytester.path.glob("*.verified"))) == 1
+    assert "one run for all matrices" not in done.stdout.str()  # which is progress: without -v there is none
     failures, summary = re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[::2]
     first, second = re.split(r"^_+ .*? _+$", failures, flags=re.MULTILINE)[1:]
     lines = first.strip().splitlines()
@@ -141,15 +149,6 @@ def test_tests_are_selected_by_model_kernel_and_matrix(pytester: pytest.Pytester
     for words, n in (("attn_q", 3), ("q8_1_naive and blk.0.attn", 4), ("tiny-Q4_0.gguf[q8_1_naive]", 24), ("Q5_1", 0)):
         done = run_here(pytester, *arguments, "-k", words)
         assert done.stdout.str().count("tiny-Q4_0.gguf[q8_1_naive]::") == n, words
-
-
-def test_progress_with_v(pytester: pytest.Pytester) -> None:
-    """Beside the report of the tests, not in what they captured."""
-    tensor = ("--gguf-kernel=q8_1_naive", "--gguf-tensor", r"blk\.0\.attn_k\.", "--gguf-effort=quick")
-    said = run(pytester, *tensor, "-v").stdout.str()
-    assert said.index("one run for all matrices") < said.index("layers  passed") < said.index("PASSED")
-    assert "Captured" not in said
-    assert "one run" not in run(pytester, *tensor).stdout.str()
 
 
 def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:

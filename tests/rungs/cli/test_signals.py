@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import any_works, children, gone, wait_until
+from tests.support.processes import any_works, descendants, gone, wait_until
 from tests.support.shown import last_line
 from tests.support.tools import FIXTURES, ROOT
 
@@ -77,11 +77,7 @@ class Command:
 
     def descendants(self) -> list[int]:
         """All processes that it started and that still have a parent among them."""
-        found, left = [], [self.process.pid]
-        while left:
-            below = children(left.pop())
-            found += below
-            left += below
+        found = descendants(self.process.pid)
         self.started |= {*found}
         return found
 

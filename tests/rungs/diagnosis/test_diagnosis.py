@@ -371,6 +371,13 @@ def test_catalogue(made: Callable[..., np.ndarray], name: str) -> None:
     assert check_catalogue(name, rows, x, [SEMANTICS["f32"]], 0, most=1) > 14
 
 
+def test_the_first_variant_of_each_fault(made: Callable[..., np.ndarray]) -> None:
+    """`make test` has no more of the catalogue than this; `make test-all` has every variant, of every format."""
+    rows, x = made("Q8_0", 0), activations(0)
+    for semantics in ("q8_1", "f32"):
+        assert check_catalogue("Q8_0", rows, x, [SEMANTICS[semantics]], 0, most=1) > 14
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", FORMATS)
 def test_catalogue_of_every_format(made: Callable[..., np.ndarray], name: str, seed: int) -> None:

@@ -41,7 +41,7 @@ from gguf_verify_nightly.history import History
 from gguf_verify_nightly.night import Settings, run_night
 from gguf_verify_nightly.records import Night
 from tests.support.ahead import Card, Lethal, LethalContents, Nothing, Waits, told, without_times
-from tests.support.processes import gone, wait_until
+from tests.support.processes import descendants, gone, wait_until
 from tests.support.stub_nights import STUB, plain, write_config
 from tests.support.tools import FIXTURES
 
@@ -297,24 +297,10 @@ def test_a_local_ray_listens_to_this_machine_alone() -> None:
     folder = Path(ray._private.worker._global_node.get_session_dir_path()).parent
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert not ray._private.worker._global_node.webui_url
-    mine = _descendants(os.getpid())
+    mine = [os.getpid(), *descendants(os.getpid())]
     listening = {address for pid in mine for address in _listening(pid)}
     assert listening
     assert {address.rpartition(":")[0] for address in listening} <= {"0100007F", "0000000000000000FFFF00000100007F"}
-
-
-def _descendants(pid: int) -> set[int]:
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 def _listening(pid: int) -> set[str]:

@@ -21,7 +21,7 @@ from gguf_verify.processes.sandbox import Confinement, Limits
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import CHECKOUT
 from tests.support.needs import fault_of, need
-from tests.support.processes import alive, children, gone, wait_until
+from tests.support.processes import alive, descendants, gone, wait_until
 
 LACKS = {kind: fault_of(kind) for kind in ("bubblewrap", "landlock")}
 KINDS = [
@@ -285,11 +285,7 @@ def test_a_signal_is_reported(attempts: Attempts) -> None:
 
 
 def below(pid: int) -> list[int]:
-    found = left = [pid]
-    while left:
-        left = [child for parent in left for child in children(parent)]
-        found = found + left
-    return found
+    return [pid, *descendants(pid)]
 
 
 @pytest.mark.parametrize(
