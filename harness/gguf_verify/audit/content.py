@@ -29,6 +29,7 @@ from ..support.errors import Culprit, EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.protocol import evenly
 from ..support.text import quoted
+from ..support.threads import helper, is_over
 from .fingerprint import patterns_of
 
 Floats = npt.NDArray[np.float32]
@@ -112,17 +113,17 @@ def scanner(kind: TensorType) -> bytes:
         return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind), compile_alone)
 
 
-def compile_scanners(tensors: Sequence[Tensor], wanted: Callable[[], bool]) -> None:
-    """Compile the scanners for these tensors ahead of `contents`, as long as `wanted` is true. Errors are ignored here:
-    they are raised when the scanner is used."""
+def compile_scanners(tensors: Sequence[Tensor]) -> None:
+    """Compile the scanners for these tensors ahead of `contents`, until nobody needs them. Errors are ignored
+    here: they are raised when the scanner is used."""
 
     def one(kind: TensorType) -> None:
-        if wanted():
+        if not is_over():
             with suppress(EnvironmentFault):
                 scanner(kind)
 
     kinds = {t.type.name: t.type for t in tensors if _to_scan(t)}
-    with ThreadPoolExecutor(max(1, cores() // 2)) as pool:
+    with ThreadPoolExecutor(max(1, cores() // 2), initializer=helper()) as pool:
         deque(pool.map(one, kinds.values()), 0)
 
 

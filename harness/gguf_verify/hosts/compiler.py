@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..processes.boundary import compiler as folders_of
-from ..support import scratch
+from ..support import scratch, threads
 from ..support.cache import cache_dir, content_of, forget, kept, taken, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
@@ -109,14 +109,15 @@ def _said_of_version(path: str) -> str:
 def _run(
     command: Sequence[str], root: Path | None = None, folder: Path | None = None, shown: Sequence[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes.
+    """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes; so it does if
+    nobody needs its result any more.
 
     Args:
         root: the folder of the source, if it reads one. If that is foreign, the command runs in a sandbox.
         folder: its output folder in the sandbox.
         shown: further folders that it reads.
 
-    Raises EnvironmentFault if a foreign source takes too long.
+    Raises EnvironmentFault if a foreign source takes too long, and if nobody needs the result.
     """
     foreign = None if root is None else as_foreign(root)
     if foreign is not None and folder is not None:
@@ -133,13 +134,25 @@ def _run(
         process_group=0,
     )
     try:
-        out, errors = process.communicate()
+        out, errors = _said_by(process)
     except BaseException:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
     return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def _said_by(process: subprocess.Popen[str]) -> tuple[str, str]:
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_LOOK if threads.may_be_over() else None)
+        if threads.is_over():
+            raise EnvironmentFault("nobody needs what is compiled")
+
+
+#: Seconds after which a thread looks whether anybody does.
+_LOOK = 0.1
 
 
 @cache

@@ -41,13 +41,14 @@ def each(of: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
                 future.exception()
 
 
-def ahead(work: Callable[[], object]) -> threading.Thread | None:
+def ahead(work: Callable[[], object], over: threading.Event | None = None) -> threading.Thread | None:
     """Start work early in a thread; it is repeated where its result is needed, which is where a failure is reported.
 
-    Returns None if no further thread can be started.
+    `over` is set once nobody needs the result: see `is_over`. Returns None if no further thread can be started.
     """
 
     def quietly() -> None:
+        _HERE.over = over
         with contextlib.suppress(Exception):
             work()
 
@@ -57,6 +58,26 @@ def ahead(work: Callable[[], object]) -> threading.Thread | None:
     except RuntimeError:
         return None
     return thread
+
+
+def may_be_over() -> bool:
+    """Whether what the calling thread does may become useless before its end."""
+    return getattr(_HERE, "over", None) is not None
+
+
+def is_over() -> bool:
+    """Whether nobody needs what the calling thread does any more."""
+    return may_be_over() and _HERE.over.is_set()
+
+
+def helper() -> Callable[[], None]:
+    """Return what a thread must call first that works for the calling one: its work is over with that of this one."""
+    over = getattr(_HERE, "over", None)
+
+    def begin() -> None:
+        _HERE.over = over
+
+    return begin
 
 
 def _begin() -> None:

@@ -28,7 +28,7 @@ from ..semantics.device import Device
 from ..semantics.order import Order
 from ..semantics.result import exact_result
 from ..semantics.screen import bilinear, screened
-from ..support.threads import ahead
+from ..support.threads import ahead, is_over
 
 #: Numbers of tokens beside those of the layers rung: of blocks, and of prompts.
 _TOKENS = (*OTHER_M, 16, 32)
@@ -75,10 +75,10 @@ def _problems(run: Run) -> Iterator[tuple[WeightFormat, int, int, int]]:
 
 
 @contextmanager
-def _beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
-    """In this block a thread works, as long as that is wanted."""
+def _beside(work: Callable[[], object]) -> Iterator[None]:
+    """In this block a thread works."""
     over = threading.Event()
-    thread = ahead(lambda: work(lambda: not over.is_set()))
+    thread = ahead(work, over)
     try:
         yield
     finally:
@@ -99,7 +99,7 @@ def steps_ahead(run: Run) -> AbstractContextManager[None]:
     return nullcontext() if device is None else _beside(partial(_take_steps, run, device))
 
 
-def _take_steps(run: Run, device: Device, wanted: Callable[[], bool]) -> None:
+def _take_steps(run: Run, device: Device) -> None:
     """A failure here is ignored: it occurs again, and is reported, when the step is needed."""
     first = {
         t.type.weights: t for t in reversed([*run.model.tensors.values()]) if run.wants(t.name) and may_be_matrix(t)
@@ -109,12 +109,12 @@ def _take_steps(run: Run, device: Device, wanted: Callable[[], bool]) -> None:
         if not isinstance(fmt, BlockFormat) or large or run.uncovered(tensor) is not None:
             continue
         with suppress(Exception):
-            _take(_steps_of(run, device, fmt, tensor), wanted)
+            _take(_steps_of(run, device, fmt, tensor))
 
 
-def _take(steps: Iterable[Callable[[], object]], wanted: Callable[[], bool]) -> None:
+def _take(steps: Iterable[Callable[[], object]]) -> None:
     for step in steps:
-        if not wanted():
+        if is_over():
             return
         with suppress(Exception):
             step()

@@ -183,7 +183,7 @@ def test_while_a_kernel_is_called(start: Callable[..., Command], tmp_path: Path)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_while_a_kernel_is_compiled(start: Callable[..., Command], tmp_path: Path, number: signal.Signals) -> None:
-    """In an empty cache. The compiler's own processes end, too."""
+    """In an empty cache. The compiler's own processes end, too, and no other compilation begins."""
     (tmp_path / "cache").mkdir(mode=0o700)
     command = start(SCRIPT, Q4_0, "--host", "cpu", XDG_CACHE_HOME=str(tmp_path / "cache"))
     if not wait_until(lambda: bool(command.runs("cc1plus") or command.runs("clang"))):
@@ -193,6 +193,7 @@ def test_while_a_kernel_is_compiled(start: Callable[..., Command], tmp_path: Pat
     assert f"interrupted by {number.name}" in errors
     check_report(command, number)
     assert list((tmp_path / "cache").rglob(".part-*")) == []
+    assert list((tmp_path / "cache").rglob("*.o.index")) == []
 
 
 @pytest.mark.parametrize("number", ENDS)

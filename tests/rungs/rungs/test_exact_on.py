@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from gguf_verify.rungs import sampling
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.support.errors import UsageError
+from gguf_verify.support.threads import ahead
 from gguf_verify.verification import compiling
 from tests.support.strict_arrays import StrictDevice
 from tests.support.tools import FIXTURES
@@ -81,9 +83,13 @@ def test_steps_are_taken_ahead(device: Counting, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compiling, "suppress", told)
     options = Options(probes="brief", progress=False, threads=1)
     with open_run(FIXTURES / "tiny-Q5_1.gguf", "q8_1_naive", "cpu", options) as opened:
-        compiling._take_steps(opened, device, lambda: True)
+        compiling._take_steps(opened, device)
         taken = device.asked
-        compiling._take_steps(opened, device, lambda: False)
+        over = threading.Event()
+        over.set()
+        thread = ahead(lambda: compiling._take_steps(opened, device), over)
+        assert thread is not None
+        thread.join()
         opened.close()
     assert (failed, device.asked) == ([], taken)
     assert taken >= 5  # products, combinations and results by the kernel's definition, and by llama.cpp's
@@ -99,10 +105,10 @@ def test_no_step_is_taken_that_takes_much_memory_or_raises(device: Counting, mon
     with open_run(FIXTURES / "tiny-Q5_1.gguf", "q8_1_naive", "cpu", options) as opened:
         with monkeypatch.context() as small:
             small.setattr(compiling, "_MOST_STEPS", 1000)
-            compiling._take_steps(opened, device, lambda: True)
+            compiling._take_steps(opened, device)
         assert device.asked == 0
         monkeypatch.setattr(opened.backend, "definition", unknown)
-        compiling._take_steps(opened, device, lambda: True)
+        compiling._take_steps(opened, device)
         assert device.asked
         opened.close()
 
