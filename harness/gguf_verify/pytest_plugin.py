@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .support import scratch
+from .support.blas import load_numpy
 
 if TYPE_CHECKING:
     from _pytest._code.code import TerminalRepr
@@ -60,6 +61,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gguf-seed", type=int, metavar="N", help="the seed, as --seed takes it (default: a new one for each run)"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """With `--gguf`, load NumPy as the command does, before a conftest.py or a test loads it: idle threads of its BLAS
+    would spin beside the run."""
+    if getattr(early_config.known_args_namespace, "gguf", None):
+        load_numpy()
 
 
 # ---- fixtures --------------------------------------------------------------------------------------------------------

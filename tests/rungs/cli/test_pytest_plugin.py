@@ -151,6 +151,14 @@ def test_tests_are_selected_by_model_kernel_and_matrix(pytester: pytest.Pytester
         assert done.stdout.str().count("[q8_1_naive]\n") == n, words
 
 
+def test_no_thread_of_a_blas_spins_beside_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the suite loads NumPy before the plug-in needs it."""
+    pytester.makeconftest("import numpy")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    pytester.makepyfile("import os, numpy\ndef test_own(): assert len(os.listdir('/proc/self/task')) == 1")
+    run(pytester, "-k", "test_own", "-p", "no:xdist").assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_printed_id_selects_its_test(pytester: pytest.Pytester, inside: bool) -> None:
     """Beside the same options, in a folder below pytest's root, for a model in the suite's tree or elsewhere."""
