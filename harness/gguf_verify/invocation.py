@@ -21,6 +21,12 @@ from .rungs.registry import rungs_for
 from .support.command_line import command_line
 from .support.durations import in_words
 
+#: Options of a verification that `identify` does not take: of a graph, of the rungs, and on how thoroughly they judge.
+_OF_RUNGS = (
+    "-p", "-n", "-c", "--repack", "--rungs", "--only-call", "--order", "--effort", "--probes", "--thorough",
+    "--budget", "--sanitize", "--exitfirst",
+)  # fmt: skip
+
 
 def command_of(request: Request, prompt_file: Path | None = None, identify: bool = False) -> str:
     """The command line of a request; "" if there is none, since the kernel has no name that another process knows.
@@ -45,8 +51,7 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
     if (of_host := host if isinstance(host, str) else host.info().name) in HOST_CHOICES and of_host != "auto":
         flags["--host"] = of_host
     if (
-        not identify
-        and not cost
+        not cost
         and rungs is not None
         and tuple(rungs) != tuple(name for name in rungs_for() if not drawn or name in DRAWN_RUNGS)
     ):
@@ -89,6 +94,7 @@ def command_of(request: Request, prompt_file: Path | None = None, identify: bool
     files = {"--source": request.source, text: request.source_text, "--waivers": request.waivers}
     flags |= {flag: str(file) for flag, file in files.items() if file is not None}
     if identify:
+        flags = {flag: value for flag, value in flags.items() if flag not in _OF_RUNGS}
         return command_line(name, flags, "identify", "" if drawn else str(path))
     return command_line(name, flags, "kernel") if drawn else command_line(str(path), flags, "cost" if cost else "")
 

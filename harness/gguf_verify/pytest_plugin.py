@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .support import scratch
+from .support.blas import load_numpy
 
 if TYPE_CHECKING:
     from _pytest._code.code import TerminalRepr
@@ -59,6 +61,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gguf-seed", type=int, metavar="N", help="the seed, as --seed takes it (default: a new one for each run)"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """With `--gguf`, load NumPy as the command does, before a conftest.py or a test loads it: idle threads of its BLAS
+    would spin beside the run."""
+    if getattr(early_config.known_args_namespace, "gguf", None):
+        load_numpy()
 
 
 # ---- fixtures --------------------------------------------------------------------------------------------------------
@@ -185,29 +195,51 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 # ---- one test a matrix -----------------------------------------------------------------------------------------------
 
 
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> _Model | None:
+    """The model of `--gguf`, where an argument selects it or its tests by their ids."""
+    if parent.session.isinitpath(file_path) and file_path == _path(parent.config):
+        return _Model.of(parent)
+    return None
+
+
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--gguf"):
+    """All tests of the model, unless an argument selects some."""
+    path = _path(config)
+    if path is not None and not session.isinitpath(path):
         items.extend(_Model.of(session).collect())
 
 
-class _Model(pytest.Collector):
-    """The model's matrices, and the report of one run over all of them."""
+def _path(config: pytest.Config) -> Path | None:
+    """That of `--gguf`, absolute, as pytest makes the path of an argument so."""
+    given = config.getoption("--gguf")
+    return Path(os.path.abspath(config.invocation_params.dir / given)) if given else None
+
+
+class _Model(pytest.File):
+    """The model's matrices, and the report of one run over all of them. It is a file, and the kernel stands where
+    pytest has a test's parameters, so an id that pytest prints (`tiny-Q4_0.gguf::blk.0.attn_q[my_kernel.py:gemm]`) is
+    an argument that selects the test."""
 
     @classmethod
-    def of(cls, session: pytest.Session) -> _Model:
-        """That of the command line, named after model and kernel."""
-        from .kernels.families import DEFAULT_KERNEL
+    def of(cls, parent: pytest.Collector) -> _Model:
+        """The model of `--gguf`."""
         from .support.text import printable
 
-        kernel = (session.config.getoption("--gguf-kernel") or DEFAULT_KERNEL).rpartition("/")[2]
-        name = printable(f"{Path(session.config.getoption('--gguf')).name}[{kernel}]", 120)
-        made: _Model = cls.from_parent(session, name=name, nodeid=name)
+        path = _path(parent.config)
+        nodeid = printable(os.path.relpath(path or "", parent.config.rootpath))  # as pytest, but escaped
+        made: _Model = cls.from_parent(parent, path=path, nodeid=nodeid)
         return made
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str | TerminalRepr:
+        if isinstance(excinfo.value, pytest.UsageError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
 
     def collect(self) -> Iterator[pytest.Item]:
         from .gguf.matrices import may_be_matrix
         from .gguf.model import open_model
         from .hosts.choice import HOST_CHOICES, host_named
+        from .kernels.families import DEFAULT_KERNEL
         from .support.errors import HarnessError
         from .support.text import printable
 
@@ -223,10 +255,12 @@ class _Model(pytest.Collector):
         if not names:
             raise pytest.UsageError("--gguf: the model has no matrix to verify")
         self._found: Report | HarnessError | None = None
-        yield _Called.from_parent(self, name="the kernel was called")
+        kernel = printable((option("--gguf-kernel") or DEFAULT_KERNEL).rpartition("/")[2], 120)
+        yield _Called.from_parent(self, name=f"kernel-was-called[{kernel}]")
         for name in names:
             short = name.removesuffix(".weight")  # pytest's summary cuts long lines, and the cause is at their end
-            item: Any = _Matrix.from_parent(self, name=printable(name if short in names else short, 64))
+            shown = printable(name if short in names else short, 64).replace("::", ":")  # pytest divides ids at "::"
+            item: Any = _Matrix.from_parent(self, name=f"{shown}[{kernel}]")
             item.tensor = name
             yield item
 
@@ -321,7 +355,7 @@ class _Item(pytest.Item):
         return made
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        return self.path, None, f"{self.parent.name}: {self.name}"
+        return self.path, None, f"{self.path.name}: {self.name}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -352,6 +386,13 @@ class _Called(_Item):
 class _Matrix(_Item):
     tensor: str
 
+    @property
+    def shown(self) -> str:
+        """The id in pytest's summary: from the folder in which pytest was started."""
+        from .support.text import printable
+
+        return f"{printable(os.path.relpath(self.path, self.config.invocation_params.dir))}::{self.name}"
+
     def setup(self) -> None:
         """An unverified matrix has not failed: it is pytest's error."""
         from .report.message import of_cause, of_run
@@ -378,7 +419,7 @@ class _Matrix(_Item):
             if first is None or first is self:
                 words = not_diagnosed(report, self.tensor) or of_run(report, self.tensor)
             else:
-                words = like_another(report, self.tensor, first.nodeid)
+                words = like_another(report, self.tensor, first.shown)
             raise _Wrong(words, of_cause(report, self.tensor))
         if not judged:
             pytest.skip("the graph has no product with this matrix")

@@ -125,7 +125,7 @@ def render(report: Report, form: Form) -> str:
     return f"{report.verdict}: {report.n_failures} failures\\n"
 
 
-WRITER = Writer("one line", "--one-line", "also write the verdict in one line", {Kind.RUN: render}, (".txt",))
+WRITER = Writer("one line", "--one-line", {Kind.RUN: render}, (".txt",))
 '''
 
 

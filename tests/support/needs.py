@@ -222,6 +222,10 @@ NEEDS = {
     ),
     "nvrtc": Need("NVRTC", "pip install nvidia-cuda-nvrtc", _nvrtc),
     "nvcc": Need("nvcc", "the CUDA toolkit", _nvcc),
+    "real-model": Need(
+        "real model", "--require real-model, which downloads 250 MB",
+        lambda: None if "real-model" in required else "not requested",
+    ),
     "cmake": Need("CMake", "pip install cmake", _programs("cmake")),
     "torch": Need("PyTorch", "pip install torch", _modules("torch")),
     "triton": Need("Triton", "pip install triton torch", _modules("triton", "torch")),

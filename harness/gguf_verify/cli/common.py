@@ -281,7 +281,9 @@ class _OldReport(Old):
 def add_reports(parser: Parser, *kinds: StrEnum) -> None:
     """Add `-o` and `--report-dir`, for the writers that can write one of these kinds of result."""
     found = [w for w in every_writer(type(kinds[0])) if w.flag is not None and not w.renders.keys().isdisjoint(kinds)]
-    formats = "; ".join(f"{' and '.join(_shown_endings(w))}: {w.help}" for w in found)
+    listed = ", ".join(w.endings[0] for w in found if w.endings[0].startswith("."))
+    named = [w.endings[0] for w in found if not w.endings[0].startswith(".")]
+    also = f", as do the names {', '.join(named)}" if named else ""
     group = parser.group(REPORTS)
     basic(
         group.add_argument(
@@ -292,8 +294,7 @@ def add_reports(parser: Parser, *kinds: StrEnum) -> None:
             type=output,
             default=[],
             metavar="FILE",
-            help=f"write the report as {_listed_endings(found)}; may be repeated; the ending of the name selects "
-            f"the format: {formats}",
+            help=f"write the report as {listed}; may be repeated; the ending of the name selects the format{also}",
         )
     )
     basic(
@@ -307,14 +308,6 @@ def add_reports(parser: Parser, *kinds: StrEnum) -> None:
     for writer in found:
         parser.add_argument(str(writer.flag), action=_OldReport, dest="reports", type=output, writer=writer)
     parser.set_defaults(report_names=frozenset(writer.file for writer in found))
-
-
-def _shown_endings(writer: Writer) -> list[str]:
-    return [end for end in writer.endings if end.startswith(".")] or list(writer.endings)
-
-
-def _listed_endings(found: Sequence[Writer]) -> str:
-    return ", ".join(_shown_endings(w)[0] for w in found if w.endings[0].startswith("."))
 
 
 def asked_for(args: argparse.Namespace, kind: StrEnum) -> Files:

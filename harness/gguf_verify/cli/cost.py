@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..llama.reference_names import help_of_references, reference_named
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results.options import DEFAULT_PROMPT
 from ..support.errors import EXIT_UNVERIFIED
 from .command import Command
 from .common import EXIT_CODES, add_common, add_prompt, add_reports, internal_errors
-from .parser import WHAT, WHERE, Parser, basic
-from .verify import add_display, add_llama, add_seed, without_kernel
+from .kernel_options import add_display, add_llama, add_model, add_reference, add_seed, add_tensor, without_kernel
+from .parser import WHAT, Parser, basic
 
 _RUNGS = ("bytes",)
 _EPILOG = """\
@@ -34,7 +33,7 @@ def build_parser() -> Parser:
         epilog=_EPILOG + EXIT_CODES.format(verified="the costs were measured", mismatch="the file is read incorrectly"),
     )
     add = parser.group(WHAT).add_argument
-    basic(add("model", type=Path, metavar="MODEL.gguf", help="the quantized model, or its first part"))
+    add_model(parser, "the quantized model, or its first part")
     basic(
         add(
             "--source",
@@ -45,17 +44,11 @@ def build_parser() -> Parser:
         )
     )
     basic(add("--text", dest="source_text", type=Path, metavar="FILE", help="text to predict (default: the prompt)"))
-    basic(add("--tensor", metavar="REGEX", help="measure only tensors whose name matches"))
+    add_tensor(parser, "measure only tensors whose name matches")
     add_prompt(parser, DEFAULT_PROMPT)
     add_seed(parser)
     add_llama(parser)
-    parser.group(WHERE).add_argument(
-        "--reference",
-        type=reference_named,
-        default="cpu",
-        metavar="DEVICE",
-        help=f"where llama.cpp runs; {help_of_references()} (default: %(default)s)",
-    )
+    add_reference(parser)
     add_display(parser)
     without_kernel(parser)
     add_reports(parser, Kind.RUN)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
-from ..results.options import DEFAULT_PROMPT
 from ..support.errors import UsageError
 from .command import Command
-from .common import EXIT_CODES, add_common, add_prompt, add_reports, internal_errors
+from .common import EXIT_CODES, add_common, add_reports, internal_errors
 from .kernel import add_data_options
+from .kernel_options import add_kernel_options, add_model, without_thoroughness
 from .parser import WHAT, Parser, basic
-from .verify import add_kernel_options, without_thoroughness
 
 _EPILOG = """\
 examples:
@@ -35,17 +33,8 @@ def build_parser() -> Parser:
     )
     add = parser.group(WHAT).add_argument
     basic(add("kernel", metavar="KERNEL", help="your kernel, as --kernel of gguf-verify takes it"))
-    basic(
-        add(
-            "model",
-            type=Path,
-            nargs="?",
-            metavar="MODEL.gguf",
-            help="a model to take the matrices from (default: random ones)",
-        )
-    )
+    add_model(parser, "a model to take the matrices from (default: random ones)", optional=True)
     add_data_options(parser)
-    add_prompt(parser, DEFAULT_PROMPT)
     add_kernel_options(parser)
     without_thoroughness(parser)
     add_reports(parser, Kind.IDENTIFICATION)
@@ -77,7 +66,7 @@ def identified(args: argparse.Namespace) -> int:
 
     files, options = asked_for(args, Kind.IDENTIFICATION), options_of(args)
     path = data_of(args) if args.model is None else args.model
-    command = command_of(Request(path, args.kernel, args.host, options=options), vars(args).get("file"), identify=True)
+    command = command_of(Request(path, args.kernel, args.host, options=options), identify=True)
     found = identify_model(path, args.kernel, args.host, options, command=command, ray=args.ray, jobs=args.jobs)
     return deliver(Kind.IDENTIFICATION, found, found.exit_code, form(args), files)
 

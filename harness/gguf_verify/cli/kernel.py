@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..llama.installed import INSTALL, why_missing
-from ..llama.reference_names import help_of_references, reference_named
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results.options import Options
@@ -14,8 +13,8 @@ from ..support.errors import say
 from ..support.near import spelled_as
 from .command import Command
 from .common import EXIT_CODES, add_common, add_reports, internal_errors
-from .parser import HOW, WHAT, WHERE, Parser, basic
-from .verify import add_identify, add_kernel_options, add_thoroughness
+from .kernel_options import add_identify, add_kernel_options, add_reference, add_thoroughness
+from .parser import HOW, WHAT, Parser, basic
 
 if TYPE_CHECKING:
     from ..rungs.drawn import Drawn
@@ -88,16 +87,7 @@ def add_data_options(parser: Parser) -> None:
         help_text = f"{what} (default: {default})"
         basic(add(f"-{name}", type=_sizes, default=(), metavar="NUMBERS", help=help_text))
     add("--tensor", metavar="REGEX", help="use only matrices whose name matches; reports print the option")
-    basic(
-        parser.group(WHERE).add_argument(
-            "--reference",
-            type=reference_named,
-            default=None,
-            metavar="DEVICE",
-            help=f"where llama.cpp runs; {help_of_references()}; none: do not compare with llama.cpp (default: cpu if "
-            "llama.cpp is installed)",
-        )
-    )
+    add_reference(parser, None, "; none: do not compare with llama.cpp (default: cpu if llama.cpp is installed)")
 
 
 def data_of(args: argparse.Namespace) -> Drawn:

@@ -38,9 +38,10 @@ class RunWork:
     def of(
         cls, run: Run, path: str | Drawn, kernel: str, host: str, options: Options, here: bool = False
     ) -> RunWork:  # fmt: skip
-        """The run of this process. `here`: only on this machine, where files need no digest. Raises
-        EnvironmentFault."""
-        files = Files.of([part.mapped for part in run.model.parts], (lambda: ()) if here else run.model.sha256)
+        """The run of this process. `here`: only on this machine, where the files of a model need no digest; those of
+        random data do, since each process writes its own. Raises EnvironmentFault."""
+        same = here and not isinstance(path, Drawn)
+        files = Files.of([part.mapped for part in run.model.parts], (lambda: ()) if same else run.model.sha256)
         return cls(path, kernel, host, replace(options, progress=False), files, identity(run, kernel), Place())
 
     def open(self, stack: ExitStack) -> Run:

@@ -274,6 +274,5 @@ def _drawn(made: Scene, title: str, words: str, form: Form) -> str | bytes:
 
 WRITER = Writer(
     "card", "--card",
-    "one picture of the verdict for a README or a model card, 1200 by 630 pixels",
     {Kind.RUN: _render, Kind.AUDIT: _render_audit}, ("card.svg", "card.png", ".svg", ".png"), (".svg", ".png"),
 )  # fmt: skip

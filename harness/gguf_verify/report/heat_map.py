@@ -275,6 +275,5 @@ def _render(report: Report, form: Form) -> str | bytes:
 
 WRITER = Writer(
     "heat map", "--heat-map",
-    "the utilisation of each matrix, and of the first wrong GEMM",
     {Kind.RUN: _render}, ("heat-map.svg", "heat-map.png"), (".svg", ".png"), "layers",
 )  # fmt: skip

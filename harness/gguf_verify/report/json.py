@@ -300,7 +300,7 @@ def renders(kind: Kind) -> Callable[[Any], str]:
 
 
 WRITER = Writer(
-    "JSON", "--json", "JSON",
+    "JSON", "--json",
     {
         Kind.RUN: lambda report, form: as_text(of_run(report)),
         Kind.AUDIT: lambda audit, form: as_text(of_audit(audit), None),  # of a large file

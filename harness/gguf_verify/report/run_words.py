@@ -191,7 +191,7 @@ def first_left(report: Report) -> str:
     faults = [f"{rung.name}: {rung.fault}" for rung in report.rungs if rung.fault]
     left = [f"{rung.name}: {left.title}: {left.why}" for rung in report.rungs for left in rung.unverified]
     missing = [place.words for place in report.not_run]
-    return next((printable(words, 300) for words in (report.unfinished, *faults, *left, *missing) if words), "")
+    return next((printable(words, 300) for words in (report.why_ended, *faults, *left, *missing) if words), "")
 
 
 def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | None:

@@ -81,7 +81,6 @@ class Writer:
     Args:
         name: in messages.
         flag: its option in the previous release, such as "--json"; None for the report on standard output.
-        help: the contents of the file, for help texts.
         renders: kind of result → function that writes it; EnvironmentFault if the result holds nothing to write.
         endings: endings of file names that select it, such as ".json" or "card.svg"; the first names its file in
             `--report-dir`.
@@ -91,7 +90,6 @@ class Writer:
 
     name: str
     flag: str | None
-    help: str
     renders: Mapping[StrEnum, Render]
     endings: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()

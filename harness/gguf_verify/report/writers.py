@@ -69,19 +69,17 @@ def _listed(write: Callable[[Digest], str], *kinds: Kind) -> dict[StrEnum, Rende
 ANNOTATIONS = Writer(
     "annotations",
     "--annotations",
-    "workflow commands of GitHub Actions",
     _listed(workflow_commands.render),
     ("annotations.txt",),
 )
 SARIF = Writer(
     "SARIF",
     "--sarif",
-    "SARIF 2.1.0, for code scanning",
     _listed(sarif.render),
     (".sarif", ".sarif.json"),
 )
 HTML = Writer(
-    "HTML", "--html", "one page that needs no other file",
+    "HTML", "--html",
     {
         Kind.RUN: _late("html.page", "run"),
         Kind.AUDIT: _late("html.page", "audit"), Kind.AUDITS: _late("html.page", "audit"),
@@ -90,15 +88,15 @@ HTML = Writer(
     (".html", ".htm"),
 )  # fmt: skip
 JUNIT = Writer(
-    "JUnit", "--junit", "JUnit XML",
+    "JUnit", "--junit",
     _listed(junit.render, Kind.GRAPH), (".xml",),
 )  # fmt: skip
 MARKDOWN = Writer(
-    "Markdown", "--markdown", "GitHub-flavoured Markdown",
+    "Markdown", "--markdown",
     _listed(markdown.render), (".md", ".markdown"),
 )  # fmt: skip
 TEXT = Writer(
-    "text", None, "the report on standard output",
+    "text", None,
     {
         Kind.RUN: _at_terminal("run"), Kind.AUDIT: _at_terminal("audit"),
         Kind.AUDITS: _at_terminal("audit", "render_many"), Kind.XRAY: _at_terminal("xray"),

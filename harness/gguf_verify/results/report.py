@@ -88,19 +88,24 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     @property
     def unfinished(self) -> str | None:
         """The reason for an early end, and the rungs that were not begun, in one line; None without one."""
-        if not self.ended_by:
-            return None
-        why = f"interrupted by {self.ended_by}"
-        if self.ended_by == "first failure":
-            why = "the first failure ended the run (-x)"
-        elif self.ended_by == "budget":
-            why = self._spent
-        return f"{why}; rungs that were not begun: {', '.join(self.not_climbed) or 'none'}"
+        why = f"{self.why_ended}{self._left_by_budget}"
+        return f"{why}; rungs that were not begun: {', '.join(self.not_climbed) or 'none'}" if self.ended_by else None
 
     @property
-    def _spent(self) -> str:
-        """The spent budget, and what each rung left unverified for that reason, by number."""
-        words = spent_words(self.environment.options.budget)
+    def why_ended(self) -> str:
+        """The reason for an early end; "" without one."""
+        if not self.ended_by:
+            return ""
+        if self.ended_by == "first failure":
+            return "the first failure ended the run (-x)"
+        if self.ended_by == "budget":
+            return spent_words(self.environment.options.budget)
+        return f"interrupted by {self.ended_by}"
+
+    @property
+    def _left_by_budget(self) -> str:
+        """What each rung left unverified since the budget was spent, by number."""
+        words = spent_words(self.environment.options.budget) if self.ended_by == "budget" else None
         left = list[str]()
         for rung in self.rungs:
             items = [u for u in rung.unverified if u.why == words]
@@ -110,7 +115,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             said += [counted(tensors, "tensors")] if tensors else []
             said += [f"{counted(parts, 'kinds')} of calls beside the model's own products"] if parts else []
             left += [f"{' and '.join(said)} in the {rung.name} rung"] if said else []
-        return f"{words}; it left unverified: {', '.join(left)}" if left else words
+        return f"; it left unverified: {', '.join(left)}" if left else ""
 
     @property
     def verdict(self) -> Verdict:

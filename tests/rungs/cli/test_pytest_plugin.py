@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +24,6 @@ from tests.support.tools import FIXTURES, ROOT
 pytest_plugins = ["pytester"]
 
 KERNELS = ROOT / "tests" / "support" / "foreign_kernels.py"
-#: The name of the collected model, whose kernel is a function of KERNELS.
-MODEL = "tiny-Q4_0.gguf[foreign_kernels.py:{}]"
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     which all would be compiled again."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_dir().parent))
+
+
+def model_seen_by(pytester: pytest.Pytester) -> str:
+    """The model's path in the ids of its tests."""
+    return os.path.relpath(FIXTURES / "tiny-Q4_0.gguf", pytester.path)
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -52,10 +58,11 @@ def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor, "-v")
     done.assert_outcomes(passed=3, failed=1, skipped=1)
     done.stdout.fnmatch_lines(["*blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"])
-    model, said = MODEL.format("crashes_for_128_rows"), done.stdout.str()
+    model, kernel = model_seen_by(pytester), "[foreign_kernels.py:crashes_for_128_rows]"
+    said = done.stdout.str()
     for line in (
-        f"PASSED {model}::blk.0.attn_q", f"PASSED {model}::the kernel was called",
-        f"FAILED {model}::blk.0.attn_k - SIGSEGV",
+        f"PASSED {model}::blk.0.attn_q{kernel}", f"PASSED {model}::kernel-was-called{kernel}",
+        f"FAILED {model}::blk.0.attn_k{kernel} - SIGSEGV",
     ):  # fmt: skip
         assert line in said.splitlines()
     assert "Traceback" not in said
@@ -70,12 +77,12 @@ def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pyte
     done = run(pytester, f"--gguf-kernel={KERNELS}:hangs_for_768_rows", "--gguf-kernel-time-limit=2", *tensor)
     assert done.parseoutcomes() == {"passed": 2, "failed": 1, "errors": 1}
     said = done.stdout.str()
-    found = {match[2]: match for match in re.finditer(r"^(FAILED|ERROR) \S+::(\S+) - (.*)", said, re.MULTILINE)}
+    found = {match[2]: match for match in re.finditer(r"^(FAILED|ERROR) \S+?::(\S+)\[\S+\] - (.*)", said, re.MULTILINE)}
     assert found.keys() == {"blk.0.ffn_gate", "blk.0.ffn_up"}
     causes = {match[1]: match[3] for match in found.values()}
     assert causes["FAILED"] == "the kernel did not return within 2 s"
     assert causes["ERROR"].startswith("the kernel was not run: it exceeded the time limit")
-    assert f"PASSED {MODEL.format('hangs_for_768_rows')}::output" in said
+    assert f"PASSED {model_seen_by(pytester)}::output[foreign_kernels.py:hangs_for_768_rows]" in said
     done.stdout.fnmatch_lines(["*is not verified on blk.0.ffn_*.weight of tiny-Q4_0.gguf: it was not checked"])
     done.stdout.fnmatch_lines(["*the kernel was not run: it exceeded the time limit at M=*, N=768, K=256 before"])
 
@@ -122,13 +129,14 @@ def test_a_wrong_kernel_costs_one_run_and_one_message(pytester: pytest.Pytester,
         assert words in text, (words, first)
     assert lines[-1].startswith("repeat with: gguf-verify ")
     assert f"--tensor '{pattern_of('blk.0.attn_k.weight')}' --only-call " in lines[-1]
-    model = "tiny-Q4_0.gguf[my_kernel.py:gemm]"
+    model, kernel = model_seen_by(pytester), "[my_kernel.py:gemm]"
     assert re.fullmatch(
-        rf"same cause as {re.escape(model)}::blk\.0\.attn_k: {CAUSE}; this matrix: [\d,]+ failures "
+        rf"same cause as {re.escape(f'{model}::blk.0.attn_k{kernel}')}: {CAUSE}; this matrix: [\d,]+ failures "
         r"in products of \d+×128 outputs and at other M, worst \S+ × the bound",
         second.strip(),
     )
-    assert re.findall(r"^FAILED (.*)", summary, re.MULTILINE) == [f"{model}::blk.{i}.attn_k - {CAUSE}" for i in (0, 1)]
+    failed = [f"{model}::blk.{i}.attn_k{kernel} - {CAUSE}" for i in (0, 1)]
+    assert re.findall(r"^FAILED (.*)", summary, re.MULTILINE) == failed
     xml = (pytester.path / "made.xml").read_text()
     assert xml.count(f'message="{CAUSE}"') == 2
 
@@ -140,15 +148,50 @@ def test_workers_of_xdist_hand_over_the_cause(pytester: pytest.Pytester, pairs: 
     assert done.parseoutcomes() == {"failed": 2, "passed": 1}
     assert len(list(pytester.path.glob("*.verified"))) == 1
     said = done.stdout.str()
-    assert len(re.findall(rf"^FAILED .*::blk\.\d\.attn_k - {CAUSE}$", said, re.MULTILINE)) == 2
+    assert len(re.findall(rf"^FAILED .*::blk\.\d\.attn_k\[.*\] - {CAUSE}$", said, re.MULTILINE)) == 2
     assert len(re.findall(rf"/tiny-Q4_0\.gguf:1: {CAUSE}$", said, re.MULTILINE)) == 2
 
 
 def test_tests_are_selected_by_model_kernel_and_matrix(pytester: pytest.Pytester) -> None:
     arguments = ("--gguf-kernel=q8_1_naive", "--collect-only", "-q")
-    for words, n in (("attn_q", 3), ("q8_1_naive and blk.0.attn", 4), ("tiny-Q4_0.gguf[q8_1_naive]", 24), ("Q5_1", 0)):
+    for words, n in (("attn_q", 3), ("q8_1_naive and blk.0.attn", 4), ("tiny-Q4_0.gguf", 24), ("Q5_1", 0)):
         done = run_here(pytester, *arguments, "-k", words)
-        assert done.stdout.str().count("tiny-Q4_0.gguf[q8_1_naive]::") == n, words
+        assert done.stdout.str().count("[q8_1_naive]\n") == n, words
+
+
+def test_no_thread_of_a_blas_spins_beside_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the suite loads NumPy before the plug-in needs it."""
+    pytester.makeconftest("import numpy")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    pytester.makepyfile("import os, numpy\ndef test_own(): assert len(os.listdir('/proc/self/task')) == 1")
+    run(pytester, "-k", "test_own", "-p", "no:xdist").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_printed_id_selects_its_test(pytester: pytest.Pytester, inside: bool) -> None:
+    """Beside the same options, in a folder below pytest's root, for a model in the suite's tree or elsewhere."""
+    pytester.makeini("[pytest]")
+    pytester.makepyfile("def test_own(): pass")
+    model = FIXTURES / "tiny-Q4_0.gguf"
+    if inside:
+        model = pytester.mkdir("models") / "tiny-Q4_0.gguf"
+        shutil.copy(FIXTURES / "tiny-Q4_0.gguf", model)
+    os.chdir(pytester.mkdir("started here"))
+    tensor, failed = ("--gguf-tensor", r"blk\.0\.attn_[kq]\."), "nope.py:gemm"
+    arguments = ("-p", "gguf_verify.pytest_plugin", f"--gguf={model}", f"--gguf-kernel={failed}", *tensor)
+    done = pytester.runpytest_inprocess(*arguments)
+    done.assert_outcomes(failed=3)
+    printed = re.findall(r"^FAILED (.*?) - ", done.stdout.str(), re.MULTILINE)
+    assert [test.rpartition("::")[2] for test in printed] == [
+        f"{name}[{failed}]" for name in ("kernel-was-called", "blk.0.attn_k", "blk.0.attn_q")
+    ]
+    for test in printed:
+        again = pytester.runpytest_inprocess(*arguments, test)
+        again.assert_outcomes(failed=1)
+        again.stdout.fnmatch_lines([f"FAILED {glob.escape(test)} - *"])
+    pytester.runpytest_inprocess(*arguments, *printed[1:]).assert_outcomes(failed=2)
+    pytester.runpytest_inprocess(*arguments, str(model), "..").assert_outcomes(failed=3, passed=1)
+    assert pytester.runpytest_inprocess(*arguments, f"{model}::blk.0").ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:

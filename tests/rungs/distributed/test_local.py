@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Generator, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.budget import Budget, BudgetSpent
+from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.pool import Pool, Step
 from gguf_verify.rungs.run import Run
@@ -212,6 +213,21 @@ def test_how_many_pay(cores: int, room: int, nbytes: int, count: int) -> None:
 
 def test_hosts_without_a_gpu_have_threads() -> None:
     assert make_host("cpu", 1).processes_beside() == 0
+
+
+def test_random_data_are_made_again() -> None:
+    """By a process with the same seed; those of another seed are refused."""
+    drawn, options = Drawn(("Q4_0",), (3,), (64,), (256,)), dataclasses.replace(OPTIONS, seed=5)
+    with open_run(drawn, "q8_1_naive", "cpu", options) as here:
+        work = RunWork.of(here, drawn, "q8_1_naive", "cpu", options, here=True)
+        with ExitStack() as stack:
+            there = work.open(stack)
+            assert there.model.path != here.model.path
+            assert there.model.sha256() == here.model.sha256()
+        other = dataclasses.replace(work, options=dataclasses.replace(options, seed=6))
+        with ExitStack() as stack, pytest.raises(EnvironmentFault, match="another file as the random data"):
+            other.open(stack)
+        here.close()
 
 
 def test_works_that_no_process_can_open() -> None:

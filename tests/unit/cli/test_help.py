@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gguf_verify.cli import identify
+from gguf_verify.cli import identify, verify
 from gguf_verify.cli.command import commands
 from gguf_verify.cli.common import add_reports, asked_for
 from gguf_verify.cli.files import actions_of
+from gguf_verify.cli.kernel_options import effort_of
 from gguf_verify.cli.parser import WHERE, Old, Parser
-from gguf_verify.cli.verify import build_parser, effort_of
+from gguf_verify.cli.verify import build_parser
 from gguf_verify.hosts.choice import make_host
 from gguf_verify.invocation import command_of
 from gguf_verify.report.writer import Kind, every_writer
@@ -149,7 +151,7 @@ def test_the_command_that_repeats_a_run_can_be_parsed(command: str) -> None:
     request = {
         "verify": Request("m.gguf", "k.py:gemm", "cpu", ["layers"], replace(more, budget=60.0, repack=True)),
         "kernel": Request(Drawn(("Q4_0",), (1,)), "k.cu", "cpu", ["blocks"], replace(more, prompt=Options.prompt)),
-        "identify": Request("m.gguf", "k.cu", "cpu", None, replace(few, kernel_memory=2.0, imports=("a",))),
+        "identify": Request("m.gguf", "k.cu", "cpu", ["layers"], replace(more, budget=60.0, repack=True)),
         "cost": Request("m.gguf", rungs=("bytes",), options=few, source="f16.gguf", source_text="t.txt"),
     }[command]  # fmt: skip
     words = shlex.split(command_of(request, identify=command == "identify"))[1:]
@@ -157,6 +159,29 @@ def test_the_command_that_repeats_a_run_can_be_parsed(command: str) -> None:
     args = PARSERS[command]().parse_args(words if command == "verify" else words[1:])
     assert (args.seed, args.tensor, args.sandbox, args.time_limit) == (3, "q", "landlock", 5)
     assert not hasattr(args, "advice"), "no old spelling"
+
+
+@pytest.mark.parametrize("prompt", [("-p", "Once"), ("-f", "prompt.txt")])
+def test_an_identification_takes_no_prompt(prompt: tuple[str, str]) -> None:
+    """Its activations are known ones."""
+    with pytest.raises(UsageError, match=f"^unknown option {prompt[0]}; "):
+        identify.run(["k.py:f", *prompt])
+    with pytest.raises(UsageError, match=r"^--(prompt|file) applies to a verification"):
+        verify.run(["m.gguf", "--identify", *prompt])
+
+
+def test_o_lists_the_kinds_of_reports_once() -> None:
+    helps = [
+        a.help or ""
+        for p in PARSERS.values()
+        for a in actions_of(p())
+        if a.dest == "reports" and "-o" in a.option_strings
+    ]
+    assert len(helps) > 5
+    for said in helps:
+        listed = re.findall(r"(?<![\w-])[\w-]*\.[a-z]+", said)
+        assert len(listed) == len({*listed}) > 0
+        assert len(said) < 200
 
 
 # ---- files of reports ------------------------------------------------------------------------------------------------

@@ -278,7 +278,8 @@ def test_results_that_are_finished_cannot_be_changed() -> None:
 
 
 def test_defaults_are_the_command_lines() -> None:
-    from gguf_verify.cli.verify import build_parser, effort_of
+    from gguf_verify.cli.kernel_options import effort_of
+    from gguf_verify.cli.verify import build_parser
     from gguf_verify.support.command_line import cores
 
     args, options = build_parser().parse_args(["model.gguf"]), Options()

@@ -148,8 +148,8 @@ FIXES = "the codes of Q8_1 are sequential: code k belongs to value k; or: the lo
          "my_kernel.py:19 in helper (3 of 21 matrices) · more: gguf-verify explain kernel"),
         (recordings.unverified, "BROKEN OFF in 6.0 s: 2 of 4 rungs passed · first: tokens: llama.cpp died in graft "
          "(SIGSEGV) · more: gguf-verify explain llama.cpp"),
-        (interrupted, "INTERRUPTED in 6.0 s: 2 of 4 rungs passed · first: interrupted by SIGINT; rungs that were not "
-         "begun: tokens · more: gguf-verify explain coverage"),
+        (interrupted, "INTERRUPTED in 6.0 s: 2 of 4 rungs passed · first: interrupted by SIGINT · more: "
+         "gguf-verify explain coverage"),
     ],
     ids=["pass", "fail", "raises", "broken off", "interrupted"],
 )  # fmt: skip
@@ -356,6 +356,7 @@ def test_a_run_whose_budget_was_spent_is_no_pass() -> None:
         "the budget of 2m was spent; it left unverified: 14 tensors in the blocks rung, 14 tensors in the layers rung; "
         "rungs that were not begun: tokens"
     )
+    assert " ".join(piped(made)).count("it left unverified") == 1
     made.rungs[2].leave("blk.9.attn_q.weight", "its activations are not finite")
     left = [line for line in piped(made) if line.startswith("NOT VERIFIED")]
     assert left == ["NOT VERIFIED layers: blk.9.attn_q.weight: its activations are not finite"]

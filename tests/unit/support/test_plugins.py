@@ -12,7 +12,8 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.cli.command import commands, find
-from gguf_verify.cli.verify import build_parser, kernel_options
+from gguf_verify.cli.kernel_options import kernel_options
+from gguf_verify.cli.verify import build_parser
 from gguf_verify.kernels.domain import Domain
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import Options

@@ -19,7 +19,7 @@ from ...verification.climb import Event
 from ..common import PIPED_WIDTH, Files, asked_for, check_ranges, deliver, error_form, form, prompt_of, write_files
 from ..interrupts import undisturbed
 from ..kernel import reference_of
-from ..verify import kernel_options
+from ..kernel_options import kernel_options
 
 _MOST_TOKENS = 1 << 20
 
