@@ -49,10 +49,10 @@ def run_at_terminal(command: str, folder: Path) -> tuple[int, float, str]:
     """Run a command of bash in a folder; returns its exit code, its seconds, and what a pseudo-terminal shows then."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    variables = {
-        **os.environ, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "XDG_CACHE_HOME": str(folder / ".cache"),
-        "TERM": "xterm-256color",
-    }  # fmt: skip
+    size = ("COLUMNS", "LINES")  # those of another terminal
+    variables = {name: value for name, value in os.environ.items() if name not in size}
+    variables |= {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "XDG_CACHE_HOME": str(folder / ".cache")}
+    variables["TERM"] = "xterm-256color"
     start, told = time.monotonic(), b""
     process = subprocess.Popen(
         ["bash", "-c", command], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=variables,

@@ -411,7 +411,7 @@ def test_a_fork_that_takes_too_much() -> None:
     try:
         assert made.link.recv_bytes() == b"refused"
     except EOFError:
-        assert made.stopped_for == "took more than 1,073,741,824 bytes of memory"
+        assert made.stopped_for == "took more than 1 GiB of memory"
     finally:
         made.close()
 

@@ -120,7 +120,7 @@ def test_numpy_adds_them_without_a_compiler(monkeypatch: pytest.MonkeyPatch, sum
     assert sums_added
     sums_added.clear()
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **_named: object) -> None:
         raise EnvironmentFault("no compiler")
 
     monkeypatch.setattr(compiled_sums, "shared_library", fails)
