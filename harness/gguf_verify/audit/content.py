@@ -29,7 +29,7 @@ from ..support.errors import Culprit, EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.protocol import evenly
 from ..support.text import quoted
-from ..support.threads import helper, is_over
+from ..support.threads import initializer, is_over
 from .fingerprint import patterns_of
 
 Floats = npt.NDArray[np.float32]
@@ -114,7 +114,7 @@ def scanner(kind: TensorType) -> bytes:
 
 
 def compile_scanners(tensors: Sequence[Tensor]) -> None:
-    """Compile the scanners for these tensors ahead of `contents`, until nobody needs them. Errors are ignored
+    """Compile the scanners for these tensors ahead of `contents`, while they are needed. Errors are ignored
     here: they are raised when the scanner is used."""
 
     def one(kind: TensorType) -> None:
@@ -123,7 +123,7 @@ def compile_scanners(tensors: Sequence[Tensor]) -> None:
                 scanner(kind)
 
     kinds = {t.type.name: t.type for t in tensors if _to_scan(t)}
-    with ThreadPoolExecutor(max(1, cores() // 2), initializer=helper()) as pool:
+    with ThreadPoolExecutor(max(1, cores() // 2), initializer=initializer()) as pool:
         deque(pool.map(one, kinds.values()), 0)
 
 

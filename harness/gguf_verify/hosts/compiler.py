@@ -109,15 +109,14 @@ def _said_of_version(path: str) -> str:
 def _run(
     command: Sequence[str], root: Path | None = None, folder: Path | None = None, shown: Sequence[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes; so it does if
-    nobody needs its result any more.
+    """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes.
 
     Args:
         root: the folder of the source, if it reads one. If that is foreign, the command runs in a sandbox.
         folder: its output folder in the sandbox.
         shown: further folders that it reads.
 
-    Raises EnvironmentFault if a foreign source takes too long, and if nobody needs the result.
+    Raises EnvironmentFault if a foreign source takes too long, and once the result is no longer needed.
     """
     foreign = None if root is None else as_foreign(root)
     if foreign is not None and folder is not None:
@@ -150,10 +149,10 @@ def _said_by(process: subprocess.Popen[str]) -> tuple[str, str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=_LOOK if threads.may_be_over() else None)
         if threads.is_over():
-            raise EnvironmentFault("nobody needs what is compiled")
+            raise EnvironmentFault("the compilation is no longer needed")
 
 
-#: Seconds after which a thread looks whether anybody does.
+#: Seconds between two looks at whether a compilation is still needed.
 _LOOK = 0.1
 
 

@@ -44,7 +44,7 @@ def each(of: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
 def ahead(work: Callable[[], object], over: threading.Event | None = None) -> threading.Thread | None:
     """Start work early in a thread; it is repeated where its result is needed, which is where a failure is reported.
 
-    `over` is set once nobody needs the result: see `is_over`. Returns None if no further thread can be started.
+    `over` is set once the result is no longer needed: see `is_over`. Returns None if no further thread can be started.
     """
 
     def quietly() -> None:
@@ -66,12 +66,12 @@ def may_be_over() -> bool:
 
 
 def is_over() -> bool:
-    """Whether nobody needs what the calling thread does any more."""
+    """Whether the result of the calling thread is no longer needed."""
     return may_be_over() and _HERE.over.is_set()
 
 
-def helper() -> Callable[[], None]:
-    """Return what a thread must call first that works for the calling one: its work is over with that of this one."""
+def initializer() -> Callable[[], None]:
+    """Return the initializer of threads that work for the calling one. Their work is over when its work is."""
     over = getattr(_HERE, "over", None)
 
     def begin() -> None:
