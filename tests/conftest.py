@@ -144,12 +144,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None]:
-    """Every report and certificate that a test makes is valid by the schema that is shipped."""
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Every report and certificate that a test makes is valid by the schema that is shipped, and a test leaves the
+    process in the folder where it was: paths in later tests are relative to it."""
+    start = item.config.invocation_params.dir
     try:
         yield
     finally:
         found = validated.flaws()
+        if (left := os.getcwd()) != str(start):
+            os.chdir(start)
+            found.append(f"the test left the process in {left}")
     assert not found, "\n".join(found)
 
 

@@ -38,6 +38,9 @@ _EXIT_CODES: list[tuple[ReportVerdict, int]] = [
 
 #: Fields that may be unset, which are then not written.
 _OPTIONAL = {"alignments"}
+#: What msgspec also says of a type and this schema does not: defaults are always written, records tell themselves apart
+#: by their fields, and the names of keys are given by msgspec from its version 0.23 on only.
+_OMITTED = {"default", "discriminator", "propertyNames"}
 
 
 def run_schema() -> dict[str, Any]:
@@ -104,7 +107,7 @@ def _closed(schema: Any) -> Any:
         return schema
     if schema.get("type") == "number":
         return {"$ref": "#/$defs/number"}
-    made = {key: _closed(value) for key, value in schema.items() if key not in ("default", "discriminator")}
+    made = {key: _closed(value) for key, value in schema.items() if key not in _OMITTED}
     if isinstance(made.get("description"), str):
         made["description"] = " ".join(made["description"].split("\n\n")[0].split())
     if schema.get("type") == "integer":
