@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import file_digest, of_makefile
+from gguf_verify.support.threads import ahead
+from tests.support.processes import wait_until
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 from tests.support.tools import ROOT
 
@@ -113,6 +118,27 @@ def test_compiler_that_fails_in_silence(
     monkeypatch.setenv("CXX", str(silent))
     with pytest.raises(EnvironmentFault, match="could not compile"):
         CpuHost(1).load(roots(WRITE_A_BYTE), "k.cu", "k", {})
+
+
+def test_a_compilation_that_is_no_longer_needed_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its process too: whoever waits for the thread does not wait for the compiler."""
+    endless, running = tmp_path / "cxx", tmp_path / "pid"
+    endless.write_text(f"#!/bin/sh\necho $$ > {running}.new\nmv {running}.new {running}\nexec sleep 1000\n")
+    endless.chmod(0o755)
+    monkeypatch.setenv("CXX", str(endless))
+    over = threading.Event()
+    thread = ahead(compiler.compiler_version, over)
+    assert thread is not None
+    assert wait_until(running.exists)
+    pid = int(running.read_text())
+    try:
+        over.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("cache_without_kernels")
