@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from gguf_verify.llama.files import ScannerOf
 from gguf_verify.llama.library import Llama
 from gguf_verify.llama.process import LlamaRefused
 from gguf_verify.processes.given import Taken
-from gguf_verify.support import protocol
+from gguf_verify.support import protocol, scratch
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault
 from gguf_verify.support.numbers import CODES
 from tests.support.tools import FIXTURES
@@ -79,6 +80,13 @@ class FakeChild:
     def close(self) -> None:
         self.link.close()
         self._thread.join()
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before it reads the first file, the thread changes to a new folder, as llama.cpp's process does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
 
 
 @pytest.fixture(scope="module")
