@@ -221,7 +221,8 @@ def explains(
 ) -> bool | None:
     """Return whether the diagnosis of another product explains these outputs, too; None if none of them is wrong.
 
-    Much cheaper than a diagnosis: only the faults and definitions that it names are tried, by the same thresholds.
+    Much cheaper than a diagnosis: only the faults and definitions that it names are tried, by the same thresholds, and
+    what is read off the outputs must be the same.
 
     Args:
         y, fmt, semantics, rows, x: as for `diagnose`.
@@ -251,7 +252,10 @@ def explains(
         for fit in _of(fault, y, case, bad, right.exact, [_variant(fault, named[fault.id])] if fault.many else None)
     )
     apart = is_region(bad)
-    return any(_named_alone(fit) and (apart or fit.contradicted <= 1 - NEARLY) for fit in fits)
+    if any(_named_alone(fit) and (apart or fit.contradicted <= 1 - NEARLY) for fit in fits):
+        return True
+    read_off = fitted(y, case, bad)
+    return read_off is not None and named.get(read_off.match.id) == read_off.match.words
 
 
 @dataclass(frozen=True)

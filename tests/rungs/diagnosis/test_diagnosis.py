@@ -22,6 +22,8 @@ from gguf_verify.diagnosis.identify import definitions, expected, identify, know
 from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
 from gguf_verify.diagnosis.pattern import Map, pattern, utilisation
 from gguf_verify.diagnosis.replay import diagnose_kernel
+from gguf_verify.diagnosis.splits import SPLITS
+from gguf_verify.diagnosis.weighed import Weighed
 from gguf_verify.formats.tensor_types import ELEMENTS, FORMATS, WeightFormat
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
@@ -336,11 +338,14 @@ def test_a_diagnosis_explains_another_product_or_not(made: Callable[..., np.ndar
         of = {fault.id: next(iter(fault.of(case)), None) for fault in FAULTS if fault.id in chosen}
         assert all(of.values())
         parts = {name: variant[1] for name, variant in of.items() if variant is not None}
+        term = next(part for part in SPLITS[0].parts(case)[1:] if part.meant)  # the offset or the minimum
+        for factor in (0.875, 0.625):  # of no fault in the catalogue: they are read off the outputs
+            parts[f"{factor} of a term"] = Weighed(SPLITS[0], {term.key: factor * term.meant}).predicted(case)
         return {n: outputs(p if isinstance(p, Predicted) else p.predicted(), rng, False) for n, p in parts.items()}
 
     chosen = {"nibbles-in-pairs", "nibbles-swapped"}
     first, other = faulty(0), faulty(1)
-    for fault in chosen:
+    for fault in first:
         said = diagnose(first[fault], fmt, q8_1, made(name, 0), activations(0))
         assert said.verdict == "known fault"
         located = LocatedDiagnosis(
