@@ -68,15 +68,16 @@ struct Region {
 };
 
 // The variables of the kernel's unit: the start of each in the library, or in its thread-local memory, and its size.
-// hosts/extents.py writes them here. The bytes after each belong to no variable.
+// hosts/extents.py writes them here. The bytes after each belong to no variable. `warps`: whether the unit calls an
+// instruction of a warp; if none does, no lane can be left out.
 struct Extents {
-    uint64_t count, padding;
+    uint64_t count, padding, warps;
     struct {
         uint64_t begin;
         uint32_t size, shared;
     } all[2048];
 };
-extern "C" __attribute__((visibility("hidden"), used)) const volatile Extents cuda_on_cpu_extents = {0, 1, {}};
+extern "C" __attribute__((visibility("hidden"), used)) const volatile Extents cuda_on_cpu_extents = {0, 1, 1, {}};
 
 // A variable's bytes.
 struct Extent {
@@ -125,9 +126,11 @@ class Checks {
         leave_block();
         threads_ = (uint32_t)threads, block_ = (uint32_t)block;
         now_ = &blocks_.try_emplace(block_, block_, threads_).first->second;
-        if (spare_.empty()) spare_.push_back(std::make_unique<Trails>());
-        now_->trails = std::move(spare_.back()), spare_.pop_back();
-        now_->trails->begin(threads);
+        if (cuda_on_cpu_extents.warps) {
+            if (spare_.empty()) spare_.push_back(std::make_unique<Trails>());
+            now_->trails = std::move(spare_.back()), spare_.pop_back();
+            now_->trails->begin(threads);
+        }
         for (auto i = published_.begin(); i != published_.end();) i = i->second.shared ? published_.erase(i) : ++i;
     }
     // It resumes after others.
@@ -146,7 +149,7 @@ class Checks {
     }
     void end_block() {
         flush();
-        spare_.push_back(std::move(now_->trails));
+        if (now_->trails) spare_.push_back(std::move(now_->trails));
         blocks_.erase(block_), now_ = nullptr;
     }
     // Restores the global memory that the last launch overwrote; returns what the launch had written.
@@ -203,6 +206,7 @@ class Checks {
     template <class Group>
     void arrive_at_group(Group& group, uint32_t mask, Way way, const void* line) {
         const uint32_t here = at_of(line), thread = (uint32_t)current_thread();
+        if (!now_->trails) abort();  // the table says that there is no such instruction
         now_->trails->arrive(thread);
         if (!(mask >> thread % 32 & 1)) mask_finding(here, "names other lanes, but not the lane that executes it");
         if (!group.arrived) {
@@ -234,7 +238,7 @@ class Checks {
     }
     // The running thread reaches another place in the kernel.
     void reaches(const void* line) {
-        if (!on || !in_kernel()) return;
+        if (!leaves_trails()) return;
         const uint32_t thread = (uint32_t)current_thread();
         if (const LeftOut* found = now_->trails->reach(thread, at_of(line))) {
             Finding f{};
@@ -244,10 +248,10 @@ class Checks {
         }
     }
     void calls(const void* from) {
-        if (on && in_kernel()) now_->trails->call((uint32_t)current_thread(), at_of(from));
+        if (leaves_trails()) now_->trails->call((uint32_t)current_thread(), at_of(from));
     }
     void returns() {
-        if (!on || !in_kernel()) return;
+        if (!leaves_trails()) return;
         if (const void* from = now_->trails->leave((uint32_t)current_thread())) reaches((const void*)((uint64_t)from + library_.base));
     }
 
@@ -465,6 +469,7 @@ class Checks {
     }
 
   private:
+    bool leaves_trails() const { return on && now_ && now_->trails && in_kernel(); }
     static constexpr char UNCONVERTED[] =
         "needs an address in shared memory (.shared) as cvta.to.shared gives it, not a generic one";
     static constexpr char STALE[] = "but ld.global.nc (__ldg) is for what a launch never writes";
@@ -485,7 +490,7 @@ class Checks {
         std::vector<uint32_t> arrived_at;
         Clock settled;             // each thread's time up to which accesses come before later bulk copies
         std::vector<Cell*> cells;  // of its shared memory, while another block runs
-        std::unique_ptr<Trails> trails;
+        std::unique_ptr<Trails> trails;  // null: the unit has no instruction of a warp
     };
     // The knowledge published by strong operations at an address.
     struct PublishedAt : Published {

@@ -16,7 +16,9 @@ from .elf import ALLOCATED, EXECUTABLE, MERGEABLE, NO_BITS, THREAD_LOCAL_VARIABL
 #: `cuda_on_cpu::Extents`: its name, bytes behind a variable, the most variables, and each one's fields.
 _TABLE, PADDING, _MOST = b"cuda_on_cpu_extents", 1024, 2048
 _ENTRY = struct.Struct("<QII")
-_HEAD = struct.Struct("<QQ")
+_HEAD = struct.Struct("<QQQ")
+#: A part of the names, in an object that calls them, of the runner's functions for instructions of a warp.
+_OF_WARPS = tuple(f"{len(name)}{name}E".encode() for name in ("sync_warp", "exchange", "shuffle", "gather"))
 
 
 def padded(compiled: bytes) -> bytes:
@@ -34,7 +36,8 @@ def padded(compiled: bytes) -> bytes:
 
 
 def with_extents(library: bytes, compiled: bytes) -> bytes:
-    """Write the places of an object's variables into the library linked from it. Raises EnvironmentFault."""
+    """Write into a library the places of the variables of the object that it was linked from, and whether that calls
+    instructions of a warp. Raises EnvironmentFault."""
     of = _read(library)
     names, found, table = {symbol.name for symbol in _padded(_read(compiled))}, dict[bytes, Symbol](), None
     for symbol in of.variables():
@@ -47,7 +50,7 @@ def with_extents(library: bytes, compiled: bytes) -> bytes:
     known = sorted((s.kind == THREAD_LOCAL_VARIABLE, s.value, s.size) for s in found.values())[:_MOST]
     section, out = of.sections[table.section], bytearray(library)
     at = section.offset + table.value - section.address
-    _HEAD.pack_into(out, at, len(known), PADDING)
+    _HEAD.pack_into(out, at, len(known), PADDING, any(name in compiled for name in _OF_WARPS))
     for i, (shared, begin, size) in enumerate(known):
         _ENTRY.pack_into(out, at + _HEAD.size + i * _ENTRY.size, begin, min(size, 2**32 - 1), shared)
     return bytes(out)
