@@ -30,7 +30,7 @@ from gguf_verify.rungs.layers.probes.comparisons import boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import plan, shapes_of
 from gguf_verify.rungs.run import Run
-from tests.support.foreign_runs import altered, verified
+from tests.support.foreign_runs import EXAMPLES, altered, verified
 from tests.support.shown import text_of
 from tests.support.tools import FIXTURES
 from tools.measure.guards import Guard, Quantity, guard, log_uniform
@@ -323,6 +323,38 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     (rung,) = right.rungs
     assert rung.verdict == "passed"
     assert any("the kernel's code compares with them" in note for note in rung.notes)
+
+
+#: In one thread block of each row of weights, thread 31 adds what the others wrote; a CPU runs it last.
+ADDED_BY_THE_LAST = {
+    "// block = 128": "// block = 32",
+    'grid = "ceil(M * N, 128)"': 'grid = ["N", "M"]',
+    "blockIdx.x * blockDim.x + threadIdx.x;  // M": "blockIdx.y * N + blockIdx.x;  // M",
+    "for (long long b = 0; b < blocks; ++b)": "for (long long b = threadIdx.x; b < blocks; b += 32)",
+}
+
+
+@traced
+def test_a_race_that_only_some_sizes_have_is_found(tmp_path: Path) -> None:
+    condition = "N % 192 != 130"
+    text = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    for old, new in ADDED_BY_THE_LAST.items():
+        assert old in text
+        text = text.replace(old, new)
+    sums = "    __shared__ float part[32];\n    part[threadIdx.x] = acc;\n    {}__syncthreads();\n"
+    sums += "    if (threadIdx.x != 31) return;\n    for (int t = acc = 0; t < 32; ++t) acc += part[t];\n"
+    sums += "    y[i] = acc;"
+    source = tmp_path / "race.cu"
+    source.write_text(text.replace("    y[i] = acc;", sums.format(f"if ({condition}) ")))
+    wrong = verified(f"{source}:gemm", "layers", probes="full", seed=3)
+    (rung,) = wrong.rungs
+    assert wrong.exit_code == 1
+    assert condition in rung.failures[0].what
+    assert rung.diagnosis is not None
+    assert [fault.id for fault in rung.diagnosis.faults] == ["data-race"]
+    assert rung.failures[0].call is not None
+    (rung,) = verified(f"{source}:gemm", "layers", probes="full", seed=3, only_call=rung.failures[0].call.id).rungs
+    assert "data race" in rung.failures[0].what
 
 
 @traced
