@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from gguf_verify.rungs.layers.probes.along import Shape
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.comparisons import boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import plan, shapes_of
+from gguf_verify.rungs.plan import Probe, plan, shapes_of
 from gguf_verify.rungs.run import Run
 from tests.support.foreign_runs import EXAMPLES, altered, verified
 from tests.support.shown import text_of
@@ -238,13 +239,18 @@ def narrowed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Compared
 
 
 def shapes_compared_in(source: str, model: Model, **options: Any) -> ComparedProbes:
+    with opened_probes(source, model, **options) as (run, probes):
+        return compared_probes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
+
+
+@contextmanager
+def opened_probes(source: str, model: Model, **options: Any) -> Iterator[tuple[Run, HugeProbes]]:
     kernel = open_foreign(source, CpuHost(1))
     try:
         run, result = Run(model, kernel, Options(progress=False, threads=1, **options)), RungResult(name="layers")
         tensor = model.tensors["blk.0.attn_k.weight"]
-        units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-        probes = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-        return compared_probes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
+        units, like = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes), np.ones((1, 256), np.float32)
+        yield run, HugeProbes(run, result, tensor, Q4_0, units, like, Explanations(result, 1))
     finally:
         kernel.close()
 
@@ -289,6 +295,15 @@ GRIDS: dict[str, Callable[[int, int, int], bool]] = {
     "ceil(M * N, 128) if M % 176 != 48 or M < 900 else 1": lambda m, n, k: m % 176 == 48 and m >= 900,
     "min(ceil(M * N, 128), 9000)": lambda m, n, k: m * n > 9000 * 128,
 }
+
+
+@traced
+@pytest.mark.parametrize("thread", [5, 50, 77])
+def test_every_output_of_a_thread_block_is_judged(thread: int, model: Model, tmp_path: Path) -> None:
+    source = kernel_with(tmp_path, f"    if (blockIdx.x == 4001 && threadIdx.x == {thread}) acc += 1.0f;")
+    with opened_probes(f"{source}:gemm", model) as (_, probes):
+        assert probes.check_shape(Probe((15_519,), 33, 64), 0, ())  # without block 4,001
+        assert not probes.check_shape(Probe((15_522,), 33, 64), 0, ())
 
 
 @pytest.mark.parametrize("grid", GRIDS)
