@@ -471,7 +471,7 @@ class TypeProbes:
         shapes = shapes_in_turn(domain, self._fmt.unit)
         if shapes is None:
             return
-        turns = turns_of(shapes, self._fmt, self._semantics, self._inputs)
+        turns = turns_of(shapes, self._fmt, self._semantics, self._inputs, self._run.options.seed)
         call = replace(self._origin, number=number)
         try:
             with calling(call):
