@@ -404,6 +404,39 @@ def test_numbers_in_the_text_are_tried_where_comparisons_are_not_observed(
     assert any(p.n % 192 == 64 and "M >= 1500" in p.because for p in probes)
 
 
+#: The second of two thread blocks that arrives adds both halves of a sum, so neither can run by itself.
+OF_TWO_BLOCKS = {
+    '"int64 K"]': '"int64 K", "part", "count"]',
+    'grid = "ceil(M * N, 128)"': 'grid = ["ceil(M * N, 128)", "2"]\n// [operands.part]\n// scratch = "M * N * 8"\n'
+    '// [operands.count]\n// scratch = "ceil(M * N, 128) * 4"\n// zeroed = true',
+    "long long N, long long K)": "long long N, long long K, float* part, unsigned* count)",
+    "    if (i >= M * N) return;\n": "",
+    "long long b = 0; b < blocks; ++b": "long long b = blockIdx.y; i < M * N && b < blocks; b += 2",
+    "    y[i] = acc;": """    __shared__ unsigned arrived;
+    if (i < M * N) part[blockIdx.y * M * N + i] = acc;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) arrived = atomicAdd(&count[blockIdx.x], 1u);
+    __syncthreads();
+    if (arrived == 0 || i >= M * N) return;
+    acc = ((volatile float*)part)[i] + ((volatile float*)part)[M * N + i];
+    if (N % 192 == 130) acc += 0.0f;
+    y[i] = acc;""",
+}
+
+
+@traced
+def test_numbers_in_the_text_are_tried_where_no_thread_block_can_run_by_itself(model: Model, tmp_path: Path) -> None:
+    text = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    for old, new in OF_TWO_BLOCKS.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "halves.cu").write_text(text)
+    compared = shapes_compared_in(f"{tmp_path / 'halves.cu'}:gemm", model)
+    assert compared.why_not is not None
+    assert any(probe.n % 192 == 130 and "N % 192" in probe.because for probe, _ in compared.probes)
+
+
 # ---- kernels in Python -----------------------------------------------------------------------------------------------
 
 #: A condition in a kernel in Python → whether it holds in a product (M, N, K).
