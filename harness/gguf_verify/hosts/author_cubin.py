@@ -48,6 +48,9 @@ _LACKS = re.compile(
 #: Host code in a header that is not the author's, such as <cuda.h>: NVRTC refuses it, nvcc accepts it.
 _IN_HEADER = re.compile(r"(?:^|\s)/[^\s()]+\(\d+\): error: A (?:function|namespace scope variable) without")
 
+#: Lambdas marked __device__ or __host__: NVRTC refuses them, nvcc accepts them with a flag.
+_MARKED_LAMBDA, _FOR_LAMBDAS = "annotation on lambda is not allowed in JIT mode", "extended-lambda"
+
 #: Environment variable; "off" disables the compilation for a GPU of sources that run on the CPU.
 SWITCH = "GGUF_VERIFY_CUDA_COMPILER"
 
@@ -141,7 +144,7 @@ def accepted(unit: ForeignUnit) -> Accepted:
 
 
 class _Lacking(Exception):
-    """The compiler lacks a header or a name that the source needs."""
+    """The compiler lacks a header, a name or a flag that the source needs."""
 
 
 def _accepted_by(by: str, unit: ForeignUnit, wanted: Sequence[str]) -> dict[str, int]:
@@ -180,6 +183,12 @@ def _device_code(by: str, unit: ForeignUnit, sm: str) -> tuple[bytes, dict[str, 
                 why = f"{names} is code of the host: mark it __device__"
                 raise EnvironmentFault(f"{error} ({why})", details=error.details) from None
             missing = any(_LACKS.search(line) or _IN_HEADER.search(line) for line in said)
+            errors = [line for line in said if "error:" in line]
+            if errors and all(_MARKED_LAMBDA in line for line in errors):
+                if not any(flag.endswith(_FOR_LAMBDAS) for flag in unit.author.flags):
+                    why = f"nvcc takes marked lambdas with the flag --{_FOR_LAMBDAS}, which the declaration lacks"
+                    raise EnvironmentFault(f"{error} ({why})", details=error.details) from None
+                missing = True
             if removed or missing or not _REFUSED.search(str(error)):
                 raise _Lacking(" ".join(str(error).split())[:200]) from None
             raise

@@ -207,6 +207,20 @@ def test_a_header_that_cudas_compiler_does_not_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("undefined", ["", "__no_such_intrinsic(1.0f)"])
+def test_a_marked_lambda_needs_nvccs_flag_which_nvrtc_lacks(tmp_path: Path, undefined: str) -> None:
+    text = KERNEL.format(bounds="", body=f"auto one = [=] __device__ () {{ return 1.0f; }}; y[0] = one(); {undefined};")
+    with pytest.raises(UsageError, match="could not compile" if undefined else "--extended-lambda"):
+        compiled(tmp_path, text)
+    if undefined:
+        with pytest.raises(UsageError, match="could not compile"):
+            compiled(tmp_path, text, more='flags = ["--extended-lambda"]\n')
+    else:
+        kernels = compiled(tmp_path, text, more='flags = ["--extended-lambda"]\n')
+        assert launched(kernels, 64) == 1
+
+
+@pytest.mark.usefixtures("cuda")
 def test_more_registers_than_a_block_has(tmp_path: Path) -> None:
     many = "float a[100]; for (int i = 0; i < 100; ++i) a[i] = x[i] * w[i]; __syncthreads();\n" + "#pragma unroll\n"
     body = many + "for (int i = 0; i < 100; ++i) y[0] += a[i] * a[99 - i] + a[i * 7 % 100];"

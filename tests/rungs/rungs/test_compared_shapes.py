@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from gguf_verify.rungs.layers.probes.along import Shape
 from gguf_verify.rungs.layers.probes.compared import ComparedProbes, compared_probes
 from gguf_verify.rungs.layers.probes.comparisons import boundaries
 from gguf_verify.rungs.layers.probes.huge import HugeProbes
-from gguf_verify.rungs.plan import plan, shapes_of
+from gguf_verify.rungs.plan import Probe, plan, shapes_of
 from gguf_verify.rungs.run import Run
-from tests.support.foreign_runs import altered, verified
+from tests.support.foreign_runs import EXAMPLES, altered, verified
 from tests.support.shown import text_of
 from tests.support.tools import FIXTURES
 from tools.measure.guards import Guard, Quantity, guard, log_uniform
@@ -238,13 +239,18 @@ def narrowed(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Compared
 
 
 def shapes_compared_in(source: str, model: Model, **options: Any) -> ComparedProbes:
+    with opened_probes(source, model, **options) as (run, probes):
+        return compared_probes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
+
+
+@contextmanager
+def opened_probes(source: str, model: Model, **options: Any) -> Iterator[tuple[Run, HugeProbes]]:
     kernel = open_foreign(source, CpuHost(1))
     try:
         run, result = Run(model, kernel, Options(progress=False, threads=1, **options)), RungResult(name="layers")
         tensor = model.tensors["blk.0.attn_k.weight"]
-        units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
-        probes = HugeProbes(run, result, tensor, Q4_0, units, np.ones((1, 256), np.float32), Explanations(result, 1))
-        return compared_probes(run, Q4_0, probes, {*shapes_of(EVERYTHING, 32, 0, False)})
+        units, like = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes), np.ones((1, 256), np.float32)
+        yield run, HugeProbes(run, result, tensor, Q4_0, units, like, Explanations(result, 1))
     finally:
         kernel.close()
 
@@ -291,6 +297,15 @@ GRIDS: dict[str, Callable[[int, int, int], bool]] = {
 }
 
 
+@traced
+@pytest.mark.parametrize("thread", [5, 50, 77])
+def test_every_output_of_a_thread_block_is_judged(thread: int, model: Model, tmp_path: Path) -> None:
+    source = kernel_with(tmp_path, f"    if (blockIdx.x == 4001 && threadIdx.x == {thread}) acc += 1.0f;")
+    with opened_probes(f"{source}:gemm", model) as (_, probes):
+        assert probes.check_shape(Probe((15_519,), 33, 64), 0, ())  # without block 4,001
+        assert not probes.check_shape(Probe((15_522,), 33, 64), 0, ())
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 def test_both_sides_of_a_condition_in_a_launch_are_probed(grid: str, model: Model, tmp_path: Path) -> None:
     source = altered(tmp_path, "cuda_q4_0.cu", '"ceil(M * N, 128)"', f'"{grid}"')
@@ -325,6 +340,38 @@ def test_a_kernel_that_is_wrong_under_a_condition_fails_and_its_twin_passes(cond
     assert any("the kernel's code compares with them" in note for note in rung.notes)
 
 
+#: In one thread block of each row of weights, thread 31 adds what the others wrote; a CPU runs it last.
+ADDED_BY_THE_LAST = {
+    "// block = 128": "// block = 32",
+    'grid = "ceil(M * N, 128)"': 'grid = ["N", "M"]',
+    "blockIdx.x * blockDim.x + threadIdx.x;  // M": "blockIdx.y * N + blockIdx.x;  // M",
+    "for (long long b = 0; b < blocks; ++b)": "for (long long b = threadIdx.x; b < blocks; b += 32)",
+}
+
+
+@traced
+def test_a_race_that_only_some_sizes_have_is_found(tmp_path: Path) -> None:
+    condition = "N % 192 != 130"
+    text = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    for old, new in ADDED_BY_THE_LAST.items():
+        assert old in text
+        text = text.replace(old, new)
+    sums = "    __shared__ float part[32];\n    part[threadIdx.x] = acc;\n    {}__syncthreads();\n"
+    sums += "    if (threadIdx.x != 31) return;\n    for (int t = acc = 0; t < 32; ++t) acc += part[t];\n"
+    sums += "    y[i] = acc;"
+    source = tmp_path / "race.cu"
+    source.write_text(text.replace("    y[i] = acc;", sums.format(f"if ({condition}) ")))
+    wrong = verified(f"{source}:gemm", "layers", probes="full", seed=3)
+    (rung,) = wrong.rungs
+    assert wrong.exit_code == 1
+    assert condition in rung.failures[0].what
+    assert rung.diagnosis is not None
+    assert [fault.id for fault in rung.diagnosis.faults] == ["data-race"]
+    assert rung.failures[0].call is not None
+    (rung,) = verified(f"{source}:gemm", "layers", probes="full", seed=3, only_call=rung.failures[0].call.id).rungs
+    assert "data race" in rung.failures[0].what
+
+
 @traced
 def test_a_shape_that_the_search_does_not_find_again_is_tried_again(tmp_path: Path) -> None:
     number = len(plan(EVERYTHING, 32, True, 3)) + 2
@@ -355,6 +402,39 @@ def test_numbers_in_the_text_are_tried_where_comparisons_are_not_observed(
     probes = [p for p, needs in shapes_compared_in(f"{source}:gemm", model).probes if needs is None]
     assert {1499, 1500, 1599, 1600} <= {p.tokens[0] for p in probes}
     assert any(p.n % 192 == 64 and "M >= 1500" in p.because for p in probes)
+
+
+#: The second of two thread blocks that arrives adds both halves of a sum, so neither can run by itself.
+OF_TWO_BLOCKS = {
+    '"int64 K"]': '"int64 K", "part", "count"]',
+    'grid = "ceil(M * N, 128)"': 'grid = ["ceil(M * N, 128)", "2"]\n// [operands.part]\n// scratch = "M * N * 8"\n'
+    '// [operands.count]\n// scratch = "ceil(M * N, 128) * 4"\n// zeroed = true',
+    "long long N, long long K)": "long long N, long long K, float* part, unsigned* count)",
+    "    if (i >= M * N) return;\n": "",
+    "long long b = 0; b < blocks; ++b": "long long b = blockIdx.y; i < M * N && b < blocks; b += 2",
+    "    y[i] = acc;": """    __shared__ unsigned arrived;
+    if (i < M * N) part[blockIdx.y * M * N + i] = acc;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) arrived = atomicAdd(&count[blockIdx.x], 1u);
+    __syncthreads();
+    if (arrived == 0 || i >= M * N) return;
+    acc = ((volatile float*)part)[i] + ((volatile float*)part)[M * N + i];
+    if (N % 192 == 130) acc += 0.0f;
+    y[i] = acc;""",
+}
+
+
+@traced
+def test_numbers_in_the_text_are_tried_where_no_thread_block_can_run_by_itself(model: Model, tmp_path: Path) -> None:
+    text = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    for old, new in OF_TWO_BLOCKS.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "halves.cu").write_text(text)
+    compared = shapes_compared_in(f"{tmp_path / 'halves.cu'}:gemm", model)
+    assert compared.why_not is not None
+    assert any(probe.n % 192 == 130 and "N % 192" in probe.because for probe, _ in compared.probes)
 
 
 # ---- kernels in Python -----------------------------------------------------------------------------------------------

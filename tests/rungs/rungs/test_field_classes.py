@@ -243,6 +243,33 @@ def test_a_kernel_that_keeps_the_first_matrix_of_a_shape() -> None:
     assert "the weights are those of matrix A" in report.rungs[0].diagnosis.faults[0].words
 
 
+@pytest.mark.parametrize("operand", ["weights", "activations"])
+@pytest.mark.parametrize("key", ["ends", "sum"])
+def test_a_kernel_that_keeps_operands_by_some_of_their_bytes(key: str, operand: str) -> None:
+    kept: dict[Any, Any] = {}
+
+    def keep(values: Any, shape: Shape) -> Any:
+        raw = np.array(values).view(np.uint8).reshape(-1)
+        part = int(raw.sum()) if key == "sum" else (raw[:16].tobytes(), raw[-16:].tobytes())
+        if (shape, part) not in kept:
+            kept.clear()
+            kept[shape, part] = np.array(values)
+        return kept[shape, part]
+
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        if operand == "weights":
+            return product(keep(weights, shape), activations, shape)
+        return product(weights, keep(activations, shape), shape)
+
+    report = verified(gemm)
+    assert report.exit_code == 1
+    assert "in turn" in report.rungs[0].failures[0].what
+    assert report.rungs[0].diagnosis is not None
+    (fault,) = report.rungs[0].diagnosis.faults
+    assert fault.id == "cached-by-shape"
+    assert f"the {operand} are those of matrix" in fault.words
+
+
 def test_a_kernel_that_is_wrong_where_a_matrix_comes_back() -> None:
     seen: list[bytes] = []
 

@@ -340,7 +340,7 @@ class ForeignKernel(Kernel):
     def numbers(self) -> Sequence[CodeNumber]:  # type: ignore[override]
         if self._reports is not None:
             return self._reports.numbers
-        return () if self._compiled is None or self._comparisons is not None else numbers_in(self.texts)
+        return () if self._compiled is None else numbers_in(self.texts)
 
     @property
     def observed_cost(self) -> int:  # type: ignore[override]

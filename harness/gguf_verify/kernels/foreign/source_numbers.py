@@ -1,8 +1,8 @@
 """Integers in the text of a kernel in CUDA C++ that may be compared with a size, where comparisons are not observed.
 
-On a GPU nothing shows with what a kernel compares M, N and K. But the numbers are in its text: `M >= 1500`,
-`N % 192 == 64`, `constexpr int WIDE = 4 << 10`. They are tried as sizes, those beside an operator of comparison first.
-Nothing is compiled: macros with arguments and computed constants are not found.
+On a GPU, and if no thread block can run by itself, nothing shows with what a kernel compares M, N and K. But the
+numbers are in its text: `M >= 1500`, `N % 192 == 64`, `constexpr int WIDE = 4 << 10`. They are tried as sizes, those
+beside an operator of comparison first. Nothing is compiled: macros with arguments and computed constants are not found.
 """
 
 from __future__ import annotations

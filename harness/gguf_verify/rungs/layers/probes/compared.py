@@ -88,7 +88,8 @@ def compared_probes(
     counts = counts_of_calls(observed) if kernel.compares != "launches" else {}
     observed.unsteady |= counts.keys()
     found = boundaries(domain, unit, observed.sizes, OF_CALLS if observed.calls else OF_BLOCKS)
-    numbers = [number for number in kernel.numbers if _may_be_size(number) and number.value not in observed.values]
+    unseen = kernel.numbers if observed.calls or not observed.any_in_code else ()
+    numbers = [number for number in unseen if _may_be_size(number) and number.value not in observed.values]
     guessed = boundaries(domain, unit, lambda shape: _as_sizes(numbers, shape))
     shapes = {shape: place for shape, place in _shapes(_preferred(observed, found)) if shape not in planned}
     first = dict(itertools.islice(shapes.items(), _MOST_SEEN if observed.calls else _MOST))

@@ -47,7 +47,7 @@ from .inputs import ProbeInputs
 from .kept_probes import keep_probes
 from .limits import limit_of, record_limit
 from .turns import ORDER, called_in_turn, kept_between, turns_of
-from .unaligned import check_unaligned, checked_build, spread
+from .unaligned import affordable, check_unaligned, checked_build, spread
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -123,7 +123,8 @@ class TypeProbes:
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
             probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
             if tested and (only is None or only.kind == "probe"):
-                self._check_unaligned(probes, len(probes) + 1)
+                shapes = spread((m, p.n, p.k) for p in probes for m in p.tokens)
+                self._check_build([Probe((m,), n, k) for m, n, k in shapes], len(probes) + 1)
             for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
@@ -209,6 +210,9 @@ class TypeProbes:
             failed += [probe] if self._wrong_calls > before else []
         if failed and only is None:
             keep_probes(run, fmt, failed)
+        if only is None and not self._wrong_calls and not run.budget.spent:
+            whole = [probe for probe, needs in probes[:shapes] if needs is None]
+            self._check_build(affordable(whole, run.kernel.of, fmt), first - 1)
         self._say_compared(found)
         return huge.found
 
@@ -277,26 +281,31 @@ class TypeProbes:
             self._explanations, self._origin,
         )  # fmt: skip
 
-    def _check_unaligned(self, planned: list[Probe], number: int) -> None:
-        """Run a checked build at some sizes of the plan, with operands at no multiple of 16 bytes."""
+    def _check_build(self, probes: list[Probe], number: int) -> None:
+        """Run a checked build at some shapes, with operands at no multiple of 16 bytes.
+
+        Args:
+            number: of all these calls; one that is made again need not be among the shapes.
+        """
         run, fmt, only = self._run, self._fmt, self._only
         kernel = checked_build(run, fmt) if only is None or only.number == number else None
+        if only is not None:
+            probes = [Probe((only.m,), only.n, only.k)]
         made = 0
-        for m, n, k in spread((m, p.n, p.k) for p in planned for m in p.tokens) if kernel is not None else ():
-            call = replace(self._origin, number=number, m=m, n=n, k=k)
+        for probe in probes if kernel is not None else ():
+            (m,) = probe.tokens
+            call = replace(self._origin, number=number, m=m, n=probe.n, k=probe.k)
             assert kernel is not None
-            if only is not None and (only.m, only.n, only.k) != (m, n, k):
-                continue
             try:
                 with calling(call):
-                    if not check_unaligned(run, fmt, kernel, Probe((m,), n, k), self._inputs):
+                    if not check_unaligned(run, fmt, kernel, probe, self._inputs):
                         return
                 made += 1
             except KernelFault as error:
                 if isinstance(error, NotRun):
                     self.found.not_covered.append(("operands at other addresses", str(error)))
                     return
-                self._fail(error, Probe((m,), n, k), m, call)
+                self._fail(error, probe, m, call)
         if made:
             self._result.did("alignment", made)
         if only is not None:
@@ -462,7 +471,7 @@ class TypeProbes:
         shapes = shapes_in_turn(domain, self._fmt.unit)
         if shapes is None:
             return
-        turns = turns_of(shapes, self._fmt, self._semantics, self._inputs)
+        turns = turns_of(shapes, self._fmt, self._semantics, self._inputs, self._run.options.seed)
         call = replace(self._origin, number=number)
         try:
             with calling(call):

@@ -50,8 +50,8 @@ _MOST_OUTPUTS = 1 << 16
 _INDEX = Call(kind="index")
 #: Shares of the grid near which thread blocks of a shape run, beside its corners and random ones.
 _OF_SHAPE = (0.25, 0.5, 0.75)
-#: Outputs of each thread block that are judged.
-_JUDGED = 4
+#: Outputs of each thread block that are judged: at least these, and as many as have this number of terms.
+_JUDGED, _TERMS = 4, 1 << 16
 #: Sums into the output, which a product of zero leaves unchanged: unwritten outputs are reported for every other one.
 _SHARE_OF_SUMS = 2
 
@@ -332,13 +332,13 @@ def _outputs(of: SparseProduct, number: int, written: Written) -> list[Single]:
     tokens, rows = of.places(written.at)
     return [
         Single(f"thread block {number:,}", int(tokens[i]), int(rows[i]), written.words[i])
-        for i in _some(len(written.at), number)
+        for i in _some(len(written.at), max(_JUDGED, _TERMS // of.k), number)
     ]
 
 
-def _some(count: int, seed: int) -> list[int]:
-    """A few numbers below `count`: the first, the last, random ones."""
-    if count <= _JUDGED:
+def _some(count: int, most: int, seed: int) -> list[int]:
+    """Numbers below `count`, all or at most so many: the first, the last, random ones."""
+    if count <= most:
         return list(range(count))
-    between = np.random.default_rng(seed).integers(1, count - 1, _JUDGED - 2)
+    between = np.random.default_rng(seed).integers(1, count - 1, most - 2)
     return [0, *map(int, between), count - 1]

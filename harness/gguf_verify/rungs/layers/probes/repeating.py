@@ -34,8 +34,9 @@ Floats = npt.NDArray[np.float32]
 _REPEATED, _TOKENS_REPEATED, _FEWEST = 8209, 4099, 521
 #: Rows and tokens with random numbers, primes.
 _ROWS, _TOKENS = 521, 67
-#: Pairs of a row and a token that are multiplied exactly at a time.
-_PAIRS = 12
+#: Pairs of a row and a token that are multiplied exactly at a time: at least these, and as many as have this number of
+#: terms where no two share a row or a token.
+_PAIRS, _TERMS = 12, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,9 @@ class RepeatingProducts:
 
     def judge(self, of: SparseProduct, order: Order | None, outputs: list[Single], at: str) -> Judged:
         """Judge some outputs of a product by the exact product at their places."""
-        weak = False
-        for start in range(0, len(outputs), _PAIRS):
-            judged = self._judge(of, order, outputs[start : start + _PAIRS], at)
+        weak, step = False, max(_PAIRS, math.isqrt(_TERMS // of.k))
+        for start in range(0, len(outputs), step):
+            judged = self._judge(of, order, outputs[start : start + step], at)
             weak |= judged.weak
             if judged.wrong is not None:
                 return Judged(judged.wrong, weak)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,9 @@ from ...run import Run
 from .inputs import Exact, ProbeInputs
 
 #: A, B and D have one shape and different values; C has another shape. A, B and C are there together, D only when A was
-#: released, so that it may get A's address.
-ORDER = "ABACAD"
+#: released, so that it may get A's address. E has D's operands but for two blocks of weights that are exchanged, and F
+#: but for two blocks of activations: a key of some bytes, or of their sum, is the same.
+ORDER = "ABACADEF"
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,38 @@ class Turn:
 
 
 def turns_of(
-    shapes: tuple[Probe, Probe], fmt: WeightFormat, semantics: Semantics, inputs: ProbeInputs
+    shapes: tuple[Probe, Probe], fmt: WeightFormat, semantics: Semantics, inputs: ProbeInputs, seed: int
 ) -> dict[str, Turn]:  # fmt: skip
-    """A to D: C has the second shape, the others the first."""
-    turns = {}
+    """A to F: C has the second shape, the others the first.
+
+    Args:
+        seed: of the blocks that are exchanged.
+    """
+    turns, rng = dict[str, Turn](), np.random.default_rng(seed)
     for i, (name, probe) in enumerate(zip("ABCD", (shapes[0], shapes[0], shapes[1], shapes[0]), strict=True)):
         others = inputs.others(i)
         rows = others.weights(probe)
         x = representable(semantics, fmt, rows, others.values(probe, rows))
         turns[name] = Turn(probe, rows, x, semantics.bytes_of(x))
-    return turns
+    last, takes = turns["D"], semantics.activations
+    rows = _exchanged(last.rows, fmt.unit // fmt.block_size * fmt.block_bytes, rng)
+    x = _exchanged(last.x, fmt.unit if takes is None else takes.block_size, rng)
+    return turns | {
+        "E": Turn(last.probe, rows, last.x, last.encoded),
+        "F": Turn(last.probe, last.rows, x, semantics.bytes_of(x)),
+    }
+
+
+def _exchanged(values: npt.NDArray[Any], size: int, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """A copy in which two blocks that differ are exchanged, neither the first nor the last one if there are others."""
+    blocks = values.reshape(-1, size).copy()
+    inside = blocks[1:-1] if len(blocks) > 3 else blocks
+    first, *others = rng.permutation(len(inside))
+    for other in others:
+        if (inside[first] != inside[other]).any():
+            inside[[first, other]] = inside[[other, first]]
+            break
+    return blocks.reshape(values.shape)
 
 
 def called_in_turn(
@@ -55,7 +79,7 @@ def called_in_turn(
     there: dict[str, Weights] = {name: kernels[name].upload(fmt, turns[name].rows) for name in "ABC"}
     for name in ORDER:
         if name not in there:
-            del there["A"]
+            there.pop("A", None)
             there[name] = kernels[name].upload(fmt, turns[name].rows)
         yield name, kernels[name], kernels[name].product(there[name], turns[name].x)
 

@@ -1,13 +1,15 @@
-"""Shapes of the plan at which a checked build gets operands at no multiple of 16 bytes.
+"""Shapes at which a checked build runs, with operands at no multiple of 16 bytes.
 
 All calls have such operands (`kernels.foreign.addresses`), but an ordinary build on a CPU loads what a GPU refuses to
-load, so a checked one has to reach each part of the code.
+load, and runs threads in an order that may hide a race. So a checked build has to reach each part of the code: some
+shapes of the plan, and those with which the code compares.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from .inputs import ProbeInputs
 
 #: Shapes of either kind; their divisor if they are round; and the most multiplications.
 _SHAPES, _ROUND, _MOST_WORK = 5, 64, 1 << 21
+#: Cost of all calls at shapes with which the code compares, and of a thread, in multiply-adds.
+_MOST_COMPARED, _OF_THREAD = 1 << 24, 32
 
 
 def checked_build(run: Run, fmt: WeightFormat) -> Kernel | None:
@@ -46,6 +50,30 @@ def check_unaligned(run: Run, fmt: WeightFormat, kernel: Kernel, probe: Probe, i
     except EnvironmentFault:  # there is no such build here
         return False
     return True
+
+
+def affordable(
+    probes: Iterable[Probe], kernel_of: Callable[[WeightFormat, int, int, int], Kernel], fmt: WeightFormat
+) -> list[Probe]:
+    """The probes that a checked build runs in a few seconds together, the cheapest of each comparison in turn."""
+    costs = {probe: _cost(kernel_of(fmt, probe.tokens[0], probe.n, probe.k), fmt, probe) for probe in probes}
+    turns, ranked = Counter[str](), list[tuple[int, int, Probe]]()
+    for probe in sorted(costs, key=lambda one: costs[one]):
+        ranked.append((turns[probe.because], costs[probe], probe))
+        turns[probe.because] += 1
+    found, left = list[Probe](), _MOST_COMPARED
+    for _, cost, probe in sorted(ranked, key=lambda one: one[:2]):
+        if cost <= left:
+            left -= cost
+            found.append(probe)
+    return found
+
+
+def _cost(kernel: Kernel, fmt: WeightFormat, probe: Probe) -> int:
+    """Multiply-adds and threads of a call; a thread costs as much as some dozens."""
+    (m,), n, k = probe.tokens, probe.n, probe.k
+    launches = kernel.launches(fmt, m, n, k) or ()
+    return m * n * k + _OF_THREAD * sum(one.blocks * math.prod(one.block) for one in launches)
 
 
 def spread(shapes: Iterable[Shape]) -> list[Shape]:
