@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from ..formats.tensor_types import TensorType, tensor_type
-from ..support.text import printable, quoted
+from ..support.text import counted, printable, quoted
 from .file import GgufFile, Tensor
 from .layout import PIECE, Info, Layout
 from .mapped import Bytes, Mapped
@@ -170,7 +170,7 @@ class _Parser:
                 self.pos,
                 self.size,
                 f"{layout.size} bytes of {_of(what, owner)}",
-                f"the file ends after {self.size - self.pos}",
+                f"the file ends after {counted(self.size - self.pos, 'bytes')} of it",
                 owner,
             )
         value: int = layout.unpack_from(self.view, self.pos)[0]

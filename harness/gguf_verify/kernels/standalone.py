@@ -97,13 +97,15 @@ class Exported:
     ) -> Exported:
         """Create an export.
 
-        Raises UsageError if the kernel does not cover the type, or the shape is invalid; EnvironmentFault if it does
-        not run on such a GPU.
+        Raises UsageError if the kernel does not cover the type, or the shape is invalid or too large; EnvironmentFault
+        if it does not run on such a GPU.
         """
         if not spec.covers(fmt):
             raise UsageError(f"kernel {spec.name} does not cover type {fmt.name}")
         if min(m, n, k) < 1 or k % fmt.block_size:
             raise UsageError(f"M, N and K are at least 1, and K is a multiple of {fmt.block_size} for {fmt.name}")
+        if max(m * n, m * k, n * k) * 4 >= 1 << 63:  # kernels count bytes and elements in int64
+            raise UsageError(f"no GPU can address the arrays of M×N×K = {m}×{n}×{k}"[:200])
         spec.cards.target_or_fault(spec.name, sm)
         return cls(spec, fmt, m, n, k, sm, root or kernel_root())
 

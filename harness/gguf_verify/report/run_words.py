@@ -132,9 +132,8 @@ def cause(report: Report) -> Cause:
     found = next((diagnosis for _, diagnosis in report.diagnosed), None)
     if found is None:
         culprit: Culprit = failure.culprit if failure is not None else next(iter(report.culprits), "kernel")
-        if failure is None or not failure.cause:
-            return Cause(f"{CULPRITS[culprit]} is at fault", "", first, culprit)
-        return Cause(_raised(failure), "", "", culprit)
+        words = None if failure is None else _raised(failure)
+        return Cause(words or f"{CULPRITS[culprit]} is at fault", "", "" if words else first, culprit)
     if found.definitions:  # the first line holds the advice
         return Cause(printable(found.lines[0] if found.lines else found.verdict, 600), "", "", found.culprit)
     if found.faults:
@@ -147,9 +146,12 @@ def cause(report: Report) -> Cause:
     return Cause(words or found.verdict, fix, first, found.culprit)
 
 
-def _raised(failure: Failure) -> str:
-    """The cause of a failure; of an exception with its message, which differs between calls and is no part of it."""
+def _raised(failure: Failure) -> str | None:
+    """The exception that caused a failure, with its message, which differs between calls and is no part of the cause;
+    None: it was no exception."""
     name, _, place = failure.cause.partition(" ")
+    if f" raised {name}" not in failure.what:
+        return None
     _, found, message = failure.what.partition(f" raised {name}: ")
     own = [frame for frame in failure.trace if frame.own]
     if found and own:

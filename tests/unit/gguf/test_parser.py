@@ -42,6 +42,14 @@ def test_each_bad_file_gives_exactly_its_finding(entry: Entry, tmp_path: Path) -
         assert finding.found
 
 
+@pytest.mark.parametrize(("raw", "found"), [(b"GGUF", "0 bytes"), (b"G", "1 byte"), (b"GGUF\3\0", "2 bytes")])
+def test_a_cut_number_is_counted_in_bytes(raw: bytes, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(RefusedFile, match=f"the file ends after {found} of it; expected 4 bytes of "):
+        open_model(path)
+
+
 @pytest.mark.parametrize("entry", corpus.GOOD, ids=by_name)
 def test_harmless_files_are_accepted_in_silence(entry: Entry, tmp_path: Path) -> None:
     path, _ = save(entry, tmp_path)

@@ -191,3 +191,10 @@ def test_full_names_have_namespaces_and_template_parameters() -> None:
 @pytest.mark.parametrize("text", ["}}}", "template <", "__global__", "namespace", "template <<<<", "namespace {"])
 def test_full_names_of_what_is_no_program(text: str) -> None:
     assert set(full_names(f"{text}\n__global__ void f(int n) {{}}")) >= {"f"}
+
+
+def test_a_declaration_without_a_list_of_formats_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a declaration has arguments, such as @kernel\(formats="):
+        kernel(product)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r'formats is not a list of strings: write formats = \["Q4_0"\]'):
+        kernel("Q4_0", semantics="q8_1")

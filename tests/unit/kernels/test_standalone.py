@@ -99,6 +99,12 @@ def test_what_cannot_be_exported() -> None:
         Exported.of(KERNELS["q8_1_wgmma"], FORMATS["Q4_0"], 1, 1, 32, "80")
 
 
+def test_a_shape_beyond_int64_is_refused() -> None:
+    for m, n, k in ((10**20, 1, 32), (1, 10**20, 32), (1 << 31, 1 << 30, 32)):
+        with pytest.raises(UsageError, match="no GPU can address the arrays of M×N×K"):
+            Exported.of(KERNELS["q8_1_wgmma"], FORMATS["Q4_0"], m, n, k, "90")
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["export-kernel", "q8_1", "--type", "Q4_0", "-M", "512", "-N", "256", "-K", "64", "--arch", "80"]

@@ -230,6 +230,17 @@ def test_lines_of_source_are_escaped_once_and_are_not_in_the_last_line() -> None
     assert f"TypeError: {'x' * 120}…, at k.py:4 in gemm (1 of " in piped(report)[-1]
 
 
+def test_a_cause_that_is_no_exception_is_a_sentence_in_the_last_line() -> None:
+    for what, cause in (
+        ("the kernel crashed: its process died of SIGSEGV", "SIGSEGV"),
+        ("the kernel returned float64[2, 64], expected float32[2, 64]", "float64 for float32"),
+    ):
+        report = passing()
+        report.rungs[1].fail(Failure(f"w: {what}", "w", cause=cause))
+        assert piped(report)[-1].startswith("MISMATCH: the kernel is at fault (1 of ")
+        assert f" · first: w: {what} · " in piped(report)[-1]
+
+
 def raised_at(code: str) -> KernelFault:
     """The fault of an exception at a line, read from a kernel's process."""
     place = "k.py:4 in gemm"

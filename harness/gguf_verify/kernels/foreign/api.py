@@ -179,9 +179,12 @@ def kernel(
         domain: the shapes that the kernel supports, if not all: see `gguf_verify.kernels.domain.domain_of`.
         more: further `KEYS`.
 
-    Raises UsageError for an unknown format or semantics, an invalid domain, an unknown key, and a function that already
-    has another declaration: the attributes are the function's, so the last declaration would win under both names.
+    Raises UsageError for formats that are not a list, an unknown format or semantics, an invalid domain, an unknown
+    key, and a function that already has another declaration: the attributes are the function's, so the last declaration
+    would win under both names.
     """
+    if callable(formats):
+        raise UsageError('a declaration has arguments, such as @kernel(formats=["Q4_0"], semantics="q8_1")')
     for key in more:
         if key not in KEYS:
             from ...support.near import nearest
@@ -189,7 +192,7 @@ def kernel(
             raise UsageError(
                 f"{shortened(key)} is not a key of declarations: {nearest(key, KEYS)}there are: {', '.join(KEYS)}"
             )
-    given = {"formats": tuple(formats), "ordered": ordered, "takes": takes, "domain": domain or {}, **more}
+    given = {"formats": strings(formats, "formats"), "ordered": ordered, "takes": takes, "domain": domain or {}, **more}
     if checks_declarations:
         from .declaration import declaration_of_table
 
