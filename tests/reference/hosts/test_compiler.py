@@ -121,7 +121,7 @@ def test_compiler_that_fails_in_silence(
 
 
 def test_a_compilation_that_is_no_longer_needed_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its process too: whoever waits for the thread does not wait for the compiler."""
+    """The process of the compiler ends, and the thread can be joined."""
     endless, running = tmp_path / "cxx", tmp_path / "pid"
     endless.write_text(f"#!/bin/sh\necho $$ > {running}.new\nmv {running}.new {running}\nexec sleep 1000\n")
     endless.chmod(0o755)
