@@ -22,6 +22,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -188,12 +189,23 @@ def build(
     if FOREIGN in unit:
         return build_foreign(root, unit, options, how).content
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
-    files = None if rebuild else _listed(key)
-    if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
-        return content
-    built = _bound(root, unit, options, how or _compile)
-    _list(key, built.files, root)
-    return kept(_entry(key, built.files, root), suffix, built.content)
+    with _one_at_a_time(key):
+        files = None if rebuild else _listed(key)
+        if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
+            return content
+        built = _bound(root, unit, options, how or _compile)
+        _list(key, built.files, root)
+        return kept(_entry(key, built.files, root), suffix, built.content)
+
+
+#: Key of a build → the lock of the thread that makes it; none after a fork, which leaves that thread behind.
+_under_way: dict[tuple[str, ...], threading.Lock] = {}
+os.register_at_fork(after_in_child=_under_way.clear)
+
+
+def _one_at_a_time(key: tuple[str, ...]) -> threading.Lock:
+    """Return a lock for a build: what another thread has begun to compile is waited for."""
+    return _under_way.setdefault(key, threading.Lock())
 
 
 def build_foreign(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> Built:

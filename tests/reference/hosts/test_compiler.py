@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,36 @@ def test_a_compilation_that_is_no_longer_needed_ends(monkeypatch: pytest.MonkeyP
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_what_a_thread_compiles_is_waited_for(tmp_path: Path) -> None:
+    """It is not compiled twice. A child that is forked meanwhile does not wait for a thread that it does not have."""
+    root, begun, goes_on = with_kernel(tmp_path, WRITE_A_BYTE), threading.Event(), threading.Event()
+    compiled, here = list[str](), os.getpid()
+
+    def compile_slowly(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
+        compiled.append(unit)
+        begun.set()
+        assert os.getpid() != here or goes_on.wait(60)
+        return compiler.Built(b"made", ())
+
+    def build() -> bytes:
+        return compiler.build(root, "int unit;\n", how=compile_slowly)
+
+    with beside(build) as first:
+        assert begun.wait(60)
+        child = os.fork()
+        if not child:
+            os._exit(0 if build() == b"made" else 1)
+        try:
+            assert wait_until(lambda: os.waitpid(child, os.WNOHANG) == (child, 0))
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        with beside(build) as second:
+            goes_on.set()
+            assert (first(), second(), len(compiled)) == (b"made", b"made", 1)
 
 
 @pytest.mark.usefixtures("cache_without_kernels")
