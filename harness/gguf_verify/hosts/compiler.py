@@ -22,11 +22,12 @@ import secrets
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..processes.boundary import compiler as folders_of
 from ..support import scratch
@@ -82,6 +83,9 @@ class Built(NamedTuple):
     notes: bytes = b""
     unseen: str = ""
 
+
+#: Kinds of builds, each of which has a runner of thread blocks.
+RunnerKind = Literal["plain", "checked", "traced"]
 
 #: Compiles a unit below the folder of the kernels with further flags. Raises EnvironmentFault.
 Compile = Callable[[Path, str, Sequence[str]], Built]
@@ -185,12 +189,23 @@ def build(
     if FOREIGN in unit:
         return build_foreign(root, unit, options, how).content
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
-    files = None if rebuild else _listed(key)
-    if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
-        return content
-    built = _bound(root, unit, options, how or _compile)
-    _list(key, built.files, root)
-    return kept(_entry(key, built.files, root), suffix, built.content)
+    with _one_at_a_time(key):
+        files = None if rebuild else _listed(key)
+        if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
+            return content
+        built = _bound(root, unit, options, how or _compile)
+        _list(key, built.files, root)
+        return kept(_entry(key, built.files, root), suffix, built.content)
+
+
+#: Key of a build → the lock of the thread that makes it; none after a fork, which leaves that thread behind.
+_under_way: dict[tuple[str, ...], threading.Lock] = {}
+os.register_at_fork(after_in_child=_under_way.clear)
+
+
+def _one_at_a_time(key: tuple[str, ...]) -> threading.Lock:
+    """Return a lock for a build: what another thread has begun to compile is waited for."""
+    return _under_way.setdefault(key, threading.Lock())
 
 
 def build_foreign(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> Built:
@@ -462,9 +477,10 @@ def copy_emulator(root: Path) -> None:
         copy.write_text(text)
 
 
-def runner_object(root: Path, checked: bool) -> bytes:
-    """Return the runner's object, to link with the objects of units. Raises EnvironmentFault."""
-    return build(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
+def runner_object(root: Path, kind: RunnerKind = "plain") -> bytes:
+    """Return the runner's object of a kind of builds, to link with the objects of units. Raises EnvironmentFault."""
+    unit = {"plain": _RUNNER, "checked": _CHECKED_RUNNER, "traced": _TRACED_RUNNER}[kind]
+    return build(root / "emulator", unit, how=_object)
 
 
 #: The library that all others of kernels need, except checked ones (`kernels/emulator/of_thread.hpp`). The loader knows
@@ -509,10 +525,18 @@ def _linked(
     link: Sequence[str],
     checked: bool = False,
 ) -> Built:
-    emulator = emulator_of(root, FOREIGN in unit)
-    content_of_runner = build(emulator, runner, options_of_runner, how=_object)
-    read = _listed(_build_key(emulator, runner, options_of_runner, _object)) or ()
-    made = _object(root, unit, options)
+    from ..support.threads import beside  # only here: an untrusted child compiles nothing
+
+    foreign = FOREIGN in unit
+    emulator = (kernel_root() if foreign else root) / "emulator"
+
+    def parts() -> tuple[bytes, bytes]:
+        made = build(emulator, runner, options_of_runner, how=_object)
+        return made, b"" if checked else library_of_thread()
+
+    with beside(parts) as of_emulator:  # each can take as long as the unit
+        made = _object(root, unit, options)
+        content_of_runner, content_of_thread = of_emulator()
     with scratch.temporary("link") as folder:
         built, compiled, of_runner = folder / "unit.so", folder / "unit.o", folder / "runner.o"
         compiled.write_bytes(padded(made.content) if checked else made.content)
@@ -520,7 +544,7 @@ def _linked(
         linked = [str(compiled), str(of_runner)]
         if not checked:
             of_thread = folder / _OF_THREAD
-            of_thread.write_bytes(library_of_thread())
+            of_thread.write_bytes(content_of_thread)
             linked.append(str(of_thread))
         # The linker detects a file's type from its content.
         counters = LINK_COUNTING if COUNTS[0] in options else []
@@ -528,11 +552,13 @@ def _linked(
         done = _run(command, root, folder)
         if done.returncode:
             raise _failed(done, command, unit)
+        # those of the runner are part of the kernels; a foreign source does not read them
+        read = () if foreign else _listed(_build_key(emulator, runner, options_of_runner, _object)) or ()
         files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
         library = read_limited(built)
         if checked:
             library = with_extents(library, made.content)
-        if FOREIGN in unit:
+        if foreign:
             library = with_limits(library, made.content)
         return Built(library, tuple(dict.fromkeys([*made.files, *files])), made.notes, made.unseen)
 
@@ -557,7 +583,9 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         # the list would otherwise name the compiler's temporary file.
         listing = ["-pipe", f"-Wa,--MD,{of_assembler}"] if foreign and _is_gcc() else []
         command += [] if apart else listing
-        header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
+        # The emulator's own units are compiled once: precompiling a header takes longer than it saves of them.
+        header = None if root.name == "emulator" else precompiled(plain, True) if foreign else precompiled(plain)
+        of_header = tuple[str, ...]()
         noted, unseen = False, ""
         if header and _TRACED in options:
             from .conversion_notes import Noting  # only here: most processes compile no such unit

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 S = TypeVar("S")
@@ -41,41 +42,55 @@ def each(of: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
                 future.exception()
 
 
-def ahead(work: Callable[[], object], over: threading.Event | None = None) -> threading.Thread | None:
-    """Start work early in a thread; it is repeated where its result is needed, which is where a failure is reported.
-
-    `over` is set once the result is no longer needed: see `is_over`. Returns None if no further thread can be started.
-    """
+def ahead(work: Callable[[], object]) -> None:
+    """Start work early in a thread, if one can be started; it is repeated where its result is needed, which is where a
+    failure is reported."""
 
     def quietly() -> None:
-        _HERE.over = over
         with contextlib.suppress(Exception):
             work()
 
-    thread = threading.Thread(target=quietly, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=quietly, daemon=True).start()
+
+
+@contextmanager
+def beside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """In this block a thread works, unless none can be started; what is yielded returns its result, or raises its
+    exception. After the block, a result that nobody waited for is no longer needed: see `is_over`."""
+    over = threading.Event()
+    with ThreadPoolExecutor(1, initializer=initializer(over)) as pool:
+        future = None
+        with contextlib.suppress(RuntimeError):
+            future = pool.submit(work)
+        try:
+            yield work if future is None else future.result
+        finally:
+            over.set()
 
 
 def may_be_over() -> bool:
     """Whether what the calling thread does may become useless before its end."""
-    return getattr(_HERE, "over", None) is not None
+    return bool(_ends())
 
 
 def is_over() -> bool:
     """Whether the result of the calling thread is no longer needed."""
-    return may_be_over() and _HERE.over.is_set()
+    return any(over.is_set() for over in _ends())
 
 
-def initializer() -> Callable[[], None]:
-    """Return the initializer of threads that work for the calling one. Their work is over when its work is."""
-    over = getattr(_HERE, "over", None)
+def _ends() -> tuple[threading.Event, ...]:
+    """Return the events each of which makes the work of the calling thread useless."""
+    return getattr(_HERE, "ends", ())
+
+
+def initializer(*over: threading.Event) -> Callable[[], None]:
+    """Return the initializer of threads that work for the calling one. Their work is over when its work is, and when
+    one of these events is set."""
+    ends = (*_ends(), *over)
 
     def begin() -> None:
-        _HERE.over = over
+        _HERE.ends = ends
 
     return begin
 

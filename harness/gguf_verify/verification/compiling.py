@@ -4,7 +4,6 @@ products on a device."""
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -18,6 +17,9 @@ from ..formats.tensor_types import WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.base import Source
+from ..hosts.choice import HOSTS
+from ..hosts.compiler import RunnerKind, runner_object
+from ..hosts.schedule import Schedule
 from ..kernels.shipped import ShippedKernel
 from ..rungs.layers.call import OTHER_M
 from ..rungs.plan import plan
@@ -28,7 +30,8 @@ from ..semantics.device import Device
 from ..semantics.order import Order
 from ..semantics.result import exact_result
 from ..semantics.screen import bilinear, screened
-from ..support.threads import ahead, is_over
+from ..support.paths import kernel_root
+from ..support.threads import ahead, beside, is_over
 
 #: Numbers of tokens beside those of the layers rung: of blocks, and of prompts.
 _TOKENS = (*OTHER_M, 16, 32)
@@ -62,8 +65,7 @@ def _sources(run: Run) -> Iterator[Source]:
 
 def _problems(run: Run) -> Iterator[tuple[WeightFormat, int, int, int]]:
     """Type, M, N and K, in the order of the rungs."""
-    chosen = [t for t in run.model.tensors.values() if run.wants(t.name) and may_be_matrix(t)]
-    shapes = {(t.type.weights, rows_of_matrix(t), t.k) for t in chosen if run.uncovered(t) is None}
+    shapes = _shapes(run)
     formats = list(dict.fromkeys(fmt for fmt, _, _ in shapes if fmt is not None))
     for fmt in formats:
         yield from ((fmt, m, _ROWS, fmt.unit) for m in (2, 3))
@@ -74,22 +76,36 @@ def _problems(run: Run) -> Iterator[tuple[WeightFormat, int, int, int]]:
             yield from ((fmt, m, probe.n, probe.k) for m in probe.tokens)
 
 
+def _shapes(run: Run) -> set[tuple[WeightFormat | None, int, int]]:
+    """Type, N and K of the matrices that the kernel covers."""
+    chosen = [t for t in run.model.tensors.values() if run.wants(t.name) and may_be_matrix(t)]
+    return {(t.type.weights, rows_of_matrix(t), t.k) for t in chosen if run.uncovered(t) is None}
+
+
 @contextmanager
 def _beside(work: Callable[[], object]) -> Iterator[None]:
-    """In this block a thread works."""
-    over = threading.Event()
-    thread = ahead(work, over)
-    try:
+    """In this block a thread works. A failure is reported where the result is needed."""
+    with beside(work):
         yield
-    finally:
-        over.set()
-        if thread is not None:
-            thread.join()
 
 
 def scanners_ahead(run: Run) -> AbstractContextManager[None]:
     """In this block a thread compiles what the bytes rung scans with."""
     return _beside(partial(compile_scanners, run.selected()))
+
+
+def runners_ahead(run: Run) -> AbstractContextManager[None]:
+    """In this block a thread compiles the emulator for checked builds, and for those that note what they compare. It is
+    the same for all kernels, and takes longer than a kernel."""
+    fmt = next((fmt for fmt, _, _ in _shapes(run) if fmt is not None and run.kernel.is_under_test(fmt)), None)
+    if fmt is None or run.options.probes == "brief":
+        return nullcontext()
+    kernel, kinds = run.kernel.of(fmt, 1, 1, fmt.unit), list[RunnerKind]()
+    if HOSTS[run.kernel.host.name].emulated and kernel.under(Schedule(checked=True)) is not None:
+        kinds.append("checked")
+    if kernel.compares == "thread blocks":
+        kinds.append("traced")
+    return _beside(lambda: [runner_object(kernel_root(), kind) for kind in kinds])
 
 
 def steps_ahead(run: Run) -> AbstractContextManager[None]:

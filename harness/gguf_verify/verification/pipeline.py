@@ -62,7 +62,7 @@ from ..waivers import apply, read_waivers, refuse_everything
 from ..waivers import today as current_day
 from .cases import check_folder, save_case
 from .climb import Climbed, Event, Reported, climb
-from .compiling import compile_ahead, scanners_ahead, steps_ahead
+from .compiling import compile_ahead, runners_ahead, scanners_ahead, steps_ahead
 from .environment import completed, environment_of, unknown_environment
 from .refusals import check_request, rungs_of
 
@@ -154,6 +154,7 @@ def verification(request: Request) -> Generator[Event]:
                 run = replace(run, budget=budget.reserve(request.clock() - begun))
             if not options.only_call:
                 compile_ahead(run)
+                stack.enter_context(runners_ahead(run))
                 if "bytes" in wanted and not pool.scans:
                     stack.enter_context(scanners_ahead(run))
             drawn = opened.data if isinstance(opened, DrawnRun) else None

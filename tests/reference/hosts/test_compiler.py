@@ -30,7 +30,7 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import file_digest, of_makefile
-from gguf_verify.support.threads import ahead
+from gguf_verify.support.threads import beside
 from tests.support.processes import wait_until
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 from tests.support.tools import ROOT
@@ -126,19 +126,44 @@ def test_a_compilation_that_is_no_longer_needed_ends(monkeypatch: pytest.MonkeyP
     endless.write_text(f"#!/bin/sh\necho $$ > {running}.new\nmv {running}.new {running}\nexec sleep 1000\n")
     endless.chmod(0o755)
     monkeypatch.setenv("CXX", str(endless))
-    over = threading.Event()
-    thread = ahead(compiler.compiler_version, over)
-    assert thread is not None
-    assert wait_until(running.exists)
-    pid = int(running.read_text())
     try:
-        over.set()
-        thread.join(60)
-        assert not thread.is_alive()
+        with beside(compiler.compiler_version):
+            assert wait_until(running.exists)
+            pid = int(running.read_text())
         assert not Path(f"/proc/{pid}").exists()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_what_a_thread_compiles_is_waited_for(tmp_path: Path) -> None:
+    """It is not compiled twice. A child that is forked meanwhile does not wait for a thread that it does not have."""
+    root, begun, goes_on = with_kernel(tmp_path, WRITE_A_BYTE), threading.Event(), threading.Event()
+    compiled, here = list[str](), os.getpid()
+
+    def compile_slowly(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
+        compiled.append(unit)
+        begun.set()
+        assert os.getpid() != here or goes_on.wait(60)
+        return compiler.Built(b"made", ())
+
+    def build() -> bytes:
+        return compiler.build(root, "int unit;\n", how=compile_slowly)
+
+    with beside(build) as first:
+        assert begun.wait(60)
+        child = os.fork()
+        if not child:
+            os._exit(0 if build() == b"made" else 1)
+        try:
+            assert wait_until(lambda: os.waitpid(child, os.WNOHANG) == (child, 0))
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        with beside(build) as second:
+            goes_on.set()
+            assert (first(), second(), len(compiled)) == (b"made", b"made", 1)
 
 
 @pytest.mark.usefixtures("cache_without_kernels")
@@ -314,15 +339,15 @@ def test_every_file_of_an_object_is_part_of_its_key(monkeypatch: pytest.MonkeyPa
     files = {found / "found.h": "A", root / "emulator" / "text.inc": "B"}
     for path, name in files.items():
         path.write_text(f"#define {name} 1\n")
-    first = compiler.runner_object(root, False)
+    first = compiler.runner_object(root)
     for path, name in files.items():
         path.write_text(f"#define {name} 2\n")
-        assert compiler.runner_object(root, False) != first, path
+        assert compiler.runner_object(root) != first, path
         path.write_text(f"#define {name} 1\n")
-        assert compiler.runner_object(root, False) == first, path
+        assert compiler.runner_object(root) == first, path
     (other / "found.h").write_text("#define A 9\n")
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(other))
-    assert compiler.runner_object(root, False) != first
+    assert compiler.runner_object(root) != first
 
 
 @pytest.mark.usefixtures("cache_without_kernels")

@@ -14,7 +14,8 @@ from gguf_verify.results.rungs import RungResult
 from gguf_verify.support import stages, threads
 from gguf_verify.support.checksums import PIECE, crc32
 from gguf_verify.support.stages import counted, stage
-from gguf_verify.support.threads import ahead, each
+from gguf_verify.support.threads import ahead, beside, each, is_over
+from tests.support.processes import wait_until
 
 
 def test_results_are_in_order_and_by_other_threads() -> None:
@@ -81,6 +82,13 @@ def test_a_fork_while_another_thread_begins_a_pool() -> None:
     assert each(lambda item: item, range(4), 2) == [0, 1, 2, 3]
 
 
+def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
 def test_work_ahead_reports_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure is reported where the work is needed, and so is a limit of threads."""
     done = threading.Event()
@@ -89,17 +97,38 @@ def test_work_ahead_reports_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         done.set()
         raise MemoryError
 
-    thread = ahead(work)
-    assert thread is not None
-    thread.join(60)
-    assert done.is_set()
+    ahead(work)
+    assert done.wait(60)
+    with beside(work):
+        pass
     assert capsys.readouterr().err == ""
+    _no_thread(monkeypatch)
+    ahead(work)
 
-    def no_thread(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert ahead(work) is None
+def test_work_beside_a_block_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    with beside(threading.get_ident) as ident:
+        assert ident() != threading.get_ident()
+    with beside(fails) as result, pytest.raises(MemoryError):
+        result()
+    _no_thread(monkeypatch)
+    with beside(threading.get_ident) as ident:
+        assert ident() == threading.get_ident()
+
+
+def test_work_beside_a_block_is_over_with_it() -> None:
+    """So is work that was begun beside that work."""
+
+    def outer() -> bool:
+        with beside(lambda: wait_until(is_over)) as inner:
+            return inner()
+
+    with beside(outer) as ended:
+        assert not is_over()
+    assert ended()
 
 
 # ---- checksums -------------------------------------------------------------------------------------------------------
