@@ -132,12 +132,15 @@ class BlockFormat:
         if self.block_size % self.group:
             raise ValueError(f"{self.name}: blocks of {self.block_size} are not whole groups of {self.group}")
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # that of all fields takes as long as a small dictionary's other work
+
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
         """The struct as a packed NumPy dtype."""
         return np.dtype([(f.name, f.dtype, (f.count,)) if f.count > 1 else (f.name, f.dtype) for f in self.fields])
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         return sum(f.nbytes for f in self.fields)
 
@@ -155,7 +158,7 @@ class BlockFormat:
         """Scales in a block."""
         return self.block_size // self.group
 
-    @property
+    @cached_property
     def has_min(self) -> bool:
         """Whether the block stores its own minima."""
         return self.read_minima is not None or any(f.name == "m" for f in self.fields)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -80,11 +81,11 @@ class Field:
         if any(sum(bits.width for bits in group.bits) != self.item_bits for group in self.layout):
             raise ValueError(f"the layout of {self.name} is not one of {self.item_bits} bits")
 
-    @property
+    @cached_property
     def item_bits(self) -> int:
         return 8 * np.dtype(self.dtype).itemsize
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.item_bits // 8 * self.count
 

@@ -364,26 +364,9 @@ def _outside(
 
 def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
     """Return `nbytes` of poison, or of the byte `fill`, between two guards."""
-    whole = np.empty(nbytes + 2 * GUARD_BYTES, np.uint8)
-    poison(whole)
+    whole = np.full(nbytes + 2 * GUARD_BYTES, _GUARD_FILL, np.uint8)
+    inside = whole[GUARD_BYTES : GUARD_BYTES + nbytes]
+    inside[: nbytes // 4 * 4].view(np.uint32)[:] = POISON
     if fill is not None:
-        whole[GUARD_BYTES : GUARD_BYTES + nbytes] = fill
+        inside[:] = fill
     return whole
-
-
-def poison(whole: Array, aligned: bool = True) -> None:
-    """Fill memory with poison between two guards: NumPy's or a GPU's uint8[…].
-
-    Args:
-        aligned: it begins at a multiple of 4 bytes. A GPU writes no words elsewhere.
-    """
-    whole[:GUARD_BYTES] = _GUARD_FILL
-    whole[-GUARD_BYTES:] = _GUARD_FILL
-    inside = whole[GUARD_BYTES:-GUARD_BYTES]
-    words = len(inside) // 4 * 4
-    inside[words:] = _GUARD_FILL
-    if aligned:
-        inside[:words].view(np.uint32)[:] = POISON
-        return
-    for i, byte in enumerate(POISON.tobytes()):
-        inside[i:words:4] = byte

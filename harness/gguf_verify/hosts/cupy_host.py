@@ -20,7 +20,7 @@ from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
 from .ahead import Ahead
 from .author_cubin import author_cubin
-from .base import Artefact, Grid, Host, Placed, Source, check_guards, poison, poisoned
+from .base import Artefact, Grid, Host, Placed, Source, check_guards, poisoned
 from .compilation import Compilation, ForeignUnit
 from .compute_sanitizer import UNCHECKED
 from .cupy_rounding import CupyRounding
@@ -44,6 +44,8 @@ _ORIGINALS = 0.05
 _PROCESS = 8 << 30
 #: Bytes of NaN behind a buffer that does not begin at an allocation's start.
 _BEHIND = 4096
+#: Bytes of poison that are kept on the GPU, whole words.
+_POISON = 1 << 20
 #: Most attempts to compile sources that change meanwhile.
 _MOST_TRIES = 3
 
@@ -82,6 +84,7 @@ class CupyHost(Host):
         self._functions: dict[tuple[str, ...], Any] = {}
         self._ahead = Ahead(lambda of: self._cubin(of.root, of.file, of.target or self.sm, of.defines, False))
         self._modules: dict[str, Any] = {}
+        self._poison: Any = None
         #: The kernel of `_FILLER`, if it was passed compiled.
         self._filler: Any = None
 
@@ -233,13 +236,26 @@ class CupyHost(Host):
     def output(self, nbytes: int, what: str = "output") -> _Output:
         if self.placement == "pool":
             with self._faults():
-                memory = self._empty(nbytes + 2 * GUARD_BYTES)
-                poison(memory, self.begins % 4 == 0)
-            return _Output(memory, GUARD_BYTES)
+                return _Output(self._poisoned(nbytes), GUARD_BYTES)
         if self.placement == "alone" and self.fill is None:  # memory that is never written, for initcheck
             with self._faults():
                 return _Output(self._empty(nbytes))
         return _Output(self._placed(poisoned(nbytes, self.fill)[GUARD_BYTES:-GUARD_BYTES]))
+
+    def _poisoned(self, nbytes: int) -> Any:
+        """Return `poisoned` on the GPU, copied from a part of it that lies there."""
+        if self._poison is None:
+            self._poison = self._cupy.asarray(poisoned(_POISON + 3))
+        memory, part = self._empty(nbytes + 2 * GUARD_BYTES), self._poison.data
+        words = nbytes // 4 * 4
+        first = min(words, _POISON)
+        memory.data.copy_from_device_async(part, GUARD_BYTES + first)
+        for at in range(first, words, _POISON):
+            size = min(_POISON, words - at)
+            (memory.data + (GUARD_BYTES + at)).copy_from_device_async(part + GUARD_BYTES, size)
+        behind = nbytes - words + GUARD_BYTES
+        (memory.data + (GUARD_BYTES + words)).copy_from_device_async(part + (self._poison.size - behind), behind)
+        return memory
 
     def begin(self, output: _Output, content: npt.NDArray[np.uint8]) -> None:
         with self._faults():

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Collection, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
+
+from ..support.sources import made_of
 
 #: Most files, and bytes of one, that are scanned.
 _MOST_FILES, _MOST_BYTES = 1000, 1 << 24
@@ -57,29 +60,46 @@ def included(
 
 
 def _names(path: str, macros: Mapping[str, str], of_macros: set[str], defined: set[str]) -> list[str] | None:
-    try:
-        state = os.stat(path)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # reading a device or a pipe may not end
-            return None
-        text = Path(path).read_text(encoding="latin-1")
-    except (OSError, ValueError):
+    scanned = made_of(path, _scanned)
+    if scanned is None:
         return None
+    defined |= scanned.defined
     found = []
+    for name, is_macro in scanned.names:
+        if is_macro:
+            of_macros.add(name)
+            plain = _LITERAL.fullmatch(macros.get(name, ""))
+            if plain is None:
+                return None
+            name = plain[1] or plain[2]
+        found.append(name)
+    return found
+
+
+class _Scanned(NamedTuple):
+    """The names that a file includes, each with whether it is that of a macro, and the macros that it defines."""
+
+    names: list[tuple[str, bool]]
+    defined: set[str]
+
+
+def _scanned(file: BufferedReader) -> _Scanned:
+    """Raises ValueError if the file may name another one in a way that is not recognized."""
+    text = file.read(_MOST_BYTES + 1).decode("latin-1")
+    if len(text) > _MOST_BYTES:
+        raise ValueError("it is too large")
+    found = _Scanned([], set())
     for line in _CONTINUED.sub("", text).splitlines():
         if line.lstrip().startswith("//") and "*/" not in line:
             continue
-        defined.update(_DEFINES.findall(line))
+        found.defined.update(_DEFINES.findall(line))
         if of_macro := _OF_MACRO.match(line):
-            of_macros.add(of_macro[1])
-            plain = _LITERAL.fullmatch(macros.get(of_macro[1], ""))
-            if plain is None:
-                return None
-            found.append(plain[1] or plain[2])
+            found.names.append((of_macro[1], True))
             continue
         plain = _PLAIN.match(line)
         if plain:
-            found.append(plain[1] or plain[2])
+            found.names.append((plain[1] or plain[2], False))
             line = line[plain.end() :]
         if _NAMES_ONE.search(line):
-            return None
+            raise ValueError("it may name a file")
     return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -15,13 +16,16 @@ from ..formats.tensor_types import FORMATS
 from ..gguf.matrices import may_be_matrix
 from ..gguf.model import Model, open_model
 from ..hosts.base import Host
+from ..hosts.choice import AUTO, auto_host, host_named
 from ..kernels.by_name import further, open_kernel
 from ..kernels.families import DEFAULT_KERNEL
 from ..kernels.interface import Candidate
 from ..results.options import Options
 from ..support.progress import Steps
+from ..support.threads import beside
 from .drawn import Drawn, drawn_run
-from .run import Run, matches
+from .run import Resources, Run, matches
+from .session import opened_llama
 
 #: A kernel as a caller names it.
 AnyKernel = Candidate | str | Callable[..., Any]
@@ -110,8 +114,24 @@ def open_run(
     with open_model(path) as model:
         if options.budget is None:  # which counts the time that it takes
             model.begin_sha256()
-        with opened(types_of(model, options.tensor)) as multiplier:
-            yield Run(model, multiplier, options)
+        with _resources(host, options) as resources, opened(types_of(model, options.tensor)) as multiplier:
+            yield Run(model, multiplier, options, resources)
+
+
+@contextmanager
+def _resources(host: Host | str, options: Options) -> Iterator[Resources]:
+    """The resources of a run. A GPU's library takes about as long to open as a process of llama.cpp, which is therefore
+    started beside it."""
+    resources, name = Resources(), host_named(host) if isinstance(host, str) else host.name
+    if (auto_host()[0] if name == AUTO else name) != "gpu":
+        yield resources
+        return
+    with beside(partial(opened_llama, options)) as llama:
+        resources.begin("library", llama)
+        try:
+            yield resources
+        finally:
+            resources.close("library")
 
 
 def types_of(model: Model, pattern: str | None) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,7 +36,7 @@ from ..semantics.order import Order
 from ..semantics.screen import screened
 from ..semantics.sums import Product
 from ..support.arrays import get
-from ..support.errors import UsageError
+from ..support.errors import HarnessError, UsageError
 from ..support.progress import Steps, progress_bar
 from .budget import Budget
 from .pool import Pool
@@ -57,17 +58,25 @@ class Resources:
 
     def __init__(self) -> None:
         self._open: dict[Hashable, Any] = {}
+        self._begun: dict[Hashable, Callable[[], Any]] = {}
+
+    def begin(self, name: str, opened: Callable[[], Any]) -> None:
+        """Let a resource be what is being opened already; `opened` waits for it."""
+        self._begun[name] = opened
 
     def get(self, name: Hashable, opened: Callable[[], T]) -> T:
         """The resource of this name; `opened` opens it."""
         if name not in self._open:
-            self._open[name] = opened()
+            self._open[name] = self._begun.pop(name, opened)()
         found: T = self._open[name]
         return found
 
     def close(self, *names: str) -> None:
         """Close the resources of these names, if they are open. They are opened anew when they are used again."""
         for name in names:
+            if (begun := self._begun.pop(name, None)) is not None:
+                with suppress(HarnessError):  # nobody used it
+                    self._open[name] = begun()
             resource = self._open.pop(name, None)
             if hasattr(resource, "close"):
                 resource.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +17,9 @@ from gguf_verify.rungs import sampling
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.support.errors import UsageError
-from gguf_verify.support.threads import ahead
+from gguf_verify.support.threads import beside, is_over
 from gguf_verify.verification import compiling
+from tests.support.processes import wait_until
 from tests.support.strict_arrays import StrictDevice
 from tests.support.tools import FIXTURES
 
@@ -85,11 +85,14 @@ def test_steps_are_taken_ahead(device: Counting, monkeypatch: pytest.MonkeyPatch
     with open_run(FIXTURES / "tiny-Q5_1.gguf", "q8_1_naive", "cpu", options) as opened:
         compiling._take_steps(opened, device)
         taken = device.asked
-        over = threading.Event()
-        over.set()
-        thread = ahead(lambda: compiling._take_steps(opened, device), over)
-        assert thread is not None
-        thread.join()
+
+        def too_late() -> None:
+            assert wait_until(is_over)
+            compiling._take_steps(opened, device)
+
+        with beside(too_late) as result:
+            pass
+        result()
         opened.close()
     assert (failed, device.asked) == ([], taken)
     assert taken >= 5  # products, combinations and results by the kernel's definition, and by llama.cpp's

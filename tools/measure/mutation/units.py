@@ -224,7 +224,7 @@ def compiled(
             bad |= wrong
             left = {n: c for n, c in left.items() if n not in wrong}
         link = ["-shared", "-pthread", *(LINK_CHECKED if checked else [])]
-        runner.write_bytes(runner_object(root, checked))
+        runner.write_bytes(runner_object(root, "checked" if checked else "plain"))
         linked = [made, runner]
         if not checked:
             of_thread.write_bytes(library_of_thread())
