@@ -118,8 +118,8 @@ class Layout:
                 "truncated",
                 self.header_end,
                 self.size,
-                f"the data from byte {self.data_offset}",
-                "the file ends in the padding before them",
+                f"the data from byte {self.data_offset}, after padding",
+                f"the file ends after {self.size} of at least {self.data_offset} bytes",
             )
         room = self.size - self.data_offset
         follows = 0  # where the next tensor's data start if contiguous
@@ -128,12 +128,13 @@ class Layout:
             cut = info.offset == follows and info.offset + size > room
             if cut:
                 start = min(self.data_offset + info.offset, self.size)
+                whole = self.data_offset + max(i.offset + i.nbytes for i in self.infos)
                 refuse(
                     "data-truncated",
                     start,
                     self.size,
                     f"{size} bytes of {quoted(info.name)} from byte {self.data_offset + info.offset}",
-                    f"the file ends at byte {self.size}",
+                    f"the file ends after {self.size} of at least {whole} bytes",
                     info.name,
                 )
             if info.offset + size > room:

@@ -128,7 +128,11 @@ def test_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "empty"), (b"Once upon a time\n" * 40, "magic"), (Q4_0.read_bytes()[:100_000], "ends at byte 100000")],
+    [
+        (b"", "empty"),
+        (b"Once upon a time\n" * 40, "magic"),
+        (Q4_0.read_bytes()[:100_000], "ends after 100000 of at least 1495200 bytes"),
+    ],
     ids=["empty", "text", "truncated"],
 )
 def test_no_gguf(tmp_path: Path, content: bytes, said: str) -> None:
