@@ -184,7 +184,10 @@ def read_case(folder: Path) -> CaseFiles:
     path = folder / "case.json"
     try:
         if not path.is_file():
-            raise UsageError(f"{printable(str(folder))} is not a case: it has no case.json")
+            raise UsageError(
+                f"{printable(str(folder))} is no folder of --save-case: it has no case.json. For arrays of your own, "
+                "give MODEL.gguf, --tensor, --x and --y"
+            )
         said = json.loads(read_input(path, "description of a case", _MOST_JSON))
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]

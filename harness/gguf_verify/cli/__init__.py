@@ -131,9 +131,11 @@ def _check_first(word: str) -> None:
             "url",
         )
     if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):
-        known = list(commands())
+        known = commands()
+        parts = {part: f"did you mean '{name} {part}'? " for name, each in known.items() for part in each.parts}
+        near = nearest(word, known) or parts.get(word.lower(), "")
         raise UsageError(
-            f"'{shown}' is neither a command nor a file; {nearest(word, known)}commands: {', '.join(known)}; to verify "
-            "a model, give its path",
+            f"'{shown}' is neither a command nor a file; {near}commands: {', '.join(known)}; to verify a model, give "
+            "its path",
             "unknown-command",
         )

@@ -87,6 +87,8 @@ def write(files: dict[Path, str]) -> None:
     """Write new files, all or none. A file that exists with the same text is kept. Raises UsageError."""
     new = {}
     for path, text in files.items():
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {printable(str(path.parent), 200)} to write into: create it first")
         if path.is_symlink() or path.exists():
             if path == list(files)[-1] or not path.is_file() or path.read_bytes() != text.encode():
                 raise UsageError(f"{printable(str(path), 200)} exists and is not overwritten: choose another name")

@@ -30,6 +30,7 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}" + bytes(100)
     [
         (["verfy", "m.gguf"], 2, r"'verfy' is neither a command nor a file; did you mean 'verify'\? commands: audit, .*"
          r"nightly, .* \[unknown-command\]"),
+        (["compare", "nightly.toml"], 2, r"is neither a command nor a file; did you mean 'nightly compare'\? "),
         (["no-such-model"], 2, r"'no-such-model' is neither a command nor a file; "
          r".*to verify a model, give its path \[unknown-command\]"),
         (["https://example.invalid/m.gguf"], 2,
