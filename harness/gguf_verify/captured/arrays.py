@@ -21,7 +21,7 @@ from ..gguf.mapped import Mapped
 from ..support.errors import HarnessError, UsageError
 from ..support.files import open_regular
 from ..support.npy import Stored, first_line, is_npy, map_numbers, npy_header
-from ..support.text import printable, quoted
+from ..support.text import counted, printable, quoted
 
 #: The types of values, by the endings of files of plain numbers, which are little-endian.
 PLAIN = {".f32": "float32", ".f16": "float16", ".bf16": "bfloat16"}
@@ -158,7 +158,7 @@ def _plain(name: str, path: Path, type_: str, columns: int, shape: tuple[int, in
     held = (size // (columns * dtype.itemsize), columns) if shape is None else shape
     if prod(held) * dtype.itemsize != size:
         wanted = f"rows of {columns}" if shape is None else f"{shape[0]} x {shape[1]}"
-        raise UsageError(f"{name}: {printable(str(path))} has {size:,} bytes, which are not {wanted} {type_} numbers")
+        raise UsageError(f"{name}: {printable(str(path))} has {counted(size, 'bytes')}, not {wanted} {type_} numbers")
     return Stored(path, dtype, held, 0)
 
 

@@ -25,7 +25,7 @@ from ..support.command_line import command_line, cores
 from ..support.errors import NothingToVerify, UsageError
 from ..support.files import note_input, read_input
 from ..support.npy import first_line, open_array
-from ..support.text import printable, quoted
+from ..support.text import counted, printable, quoted
 from .arrays import open_captured
 from .judge import Sample, claimable, judge_sample
 from .records import AUTO, Judged, WrongOutput
@@ -86,7 +86,7 @@ def judge_captured(
             read_y = files.enter_context(open_captured("y", y, stop - start, stated))
             outputs = read_y.values
             if len(values) != len(outputs):
-                raise UsageError(f"x has {len(values)} tokens, y has {len(outputs)}")
+                raise UsageError(f"x has {counted(len(values), 'tokens')}, y has {len(outputs)}")
             if len(values) > MOST_TOKENS:
                 raise UsageError(f"x has {len(values):,} tokens; at most {MOST_TOKENS:,} are judged")
             all_rows = found.raw.reshape(found.n_rows, found.row_bytes)[start:stop]
@@ -218,7 +218,7 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     row_bytes = case.k // fmt.block_size * fmt.block_bytes
     weights = case.folder / "w.bin"
     if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
-        raise UsageError(f"w.bin does not contain {case.n} rows of {row_bytes} bytes")
+        raise UsageError(f"w.bin does not contain {counted(case.n, 'rows')} of {counted(row_bytes, 'bytes')}")
     note_input(weights, weights.stat())
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))

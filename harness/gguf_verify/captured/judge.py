@@ -25,6 +25,7 @@ from ..semantics.gates import judge
 from ..semantics.narrow import stored
 from ..semantics.power import Power
 from ..support.array_types import Bytes, Floats
+from ..support.text import counted
 from .records import AUTO
 
 #: Reasons for which outputs that pass are not verified: the bound cannot fail.
@@ -113,7 +114,7 @@ def judge_sample(
     finite = np.concatenate([np.isfinite(part).all(axis=1) for part in _parts(sample.x)])
     left: list[str] = []
     if not finite.all():
-        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x contain values that are not finite")
+        left.append(f"x has values that are not finite in {int((~finite).sum()):,} of {counted(len(finite), 'tokens')}")
         if not finite.any():
             return nothing | {"left": tuple(left)}
         sample = sample.part(np.flatnonzero(finite), np.arange(len(sample.rows)))

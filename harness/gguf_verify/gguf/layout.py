@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from ..formats.tensor_types import TensorType
-from ..support.text import quoted
+from ..support.text import counted, quoted
 from .mapped import Mapped
 from .records import Findings, Range, finding, refuse
 from .storage import ByteMap
@@ -133,7 +133,7 @@ class Layout:
                     "data-truncated",
                     start,
                     self.size,
-                    f"{size} bytes of {quoted(info.name)} from byte {self.data_offset + info.offset}",
+                    f"{counted(size, 'bytes')} of {quoted(info.name)} from byte {self.data_offset + info.offset}",
                     f"the file ends after {self.size} of at least {whole} bytes",
                     info.name,
                 )
@@ -144,7 +144,7 @@ class Layout:
                     "offset-outside",
                     at.start,
                     at.stop,
-                    f"an offset up to {max(room - size, 0)}, for the {size} bytes of {quoted(info.name)}",
+                    f"an offset up to {max(room - size, 0)}, for the {counted(size, 'bytes')} of {quoted(info.name)}",
                     f"offset {info.offset}{wraps}",
                     info.name,
                 )
@@ -247,7 +247,7 @@ class Layout:
                 padded,
                 stop,
                 f"no data for {quoted(last.name)}, of {at.note} elements",
-                f"{stop - padded} bytes at its offset",
+                f"{counted(stop - padded, 'bytes')} at its offset",
                 last.name,
             )
         elif trailing:
@@ -260,7 +260,7 @@ class Layout:
                 padded,
                 stop,
                 f"the next tensor at byte {padded}",
-                f"{stop - padded} bytes that no tensor owns",
+                f"{counted(stop - padded, 'bytes')} that no tensor owns",
                 owner,
             )
 

@@ -155,7 +155,7 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     yield "versions", f"gguf-verify {h.gguf_verify}{llama}"
     ggml = f"ggml {h.ggml} · " if h.ggml else ""
     yield "", f"{ggml}python {h.python} · numpy {h.numpy} · gguf {h.gguf} · {h.platform}"
-    about = [printable(h.file, 200), f"{h.size:,} bytes", printable(h.architecture or "", 40)]
+    about = [printable(h.file, 200), counted(h.size, "bytes"), printable(h.architecture or "", 40)]
     yield "file", " · ".join(filter(None, about))
     yield from (("sha256" if not i else "", d) for i, d in enumerate(h.sha256 or ["not computed"]))
     if audit.sample:
