@@ -125,7 +125,9 @@ def test_outputs_that_were_rounded_to_halves(case: Case) -> None:
     assert (judged.exit_code, judged.output, judged.definition) == (0, "float16", "q8_1")
     at, away = int(np.abs(y).argmax()), np.float16(np.inf)
     y.flat[at] = np.nextafter(np.nextafter(y.flat[at], away), away)  # two units in the last place
-    assert judge_captured(MODEL, TENSOR, case.x, y, threads=1).wrong == 1
+    judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
+    assert judged.wrong == 1
+    assert judged.lines[-1].startswith("1 of 1,280 outputs are wrong")
 
 
 @pytest.mark.parametrize(("value", "said"), [(0, "every output is 0,"), (np.nan, "every output is nan,")])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -181,6 +181,7 @@ def _explained(sample: Sample, semantics: Semantics, threads: int) -> tuple[tupl
     given: npt.NDArray[Any] = np.ascontiguousarray(sample.x, np.float32) if sample.taken is None else sample.taken
     with np.errstate(all="ignore"):
         y = np.ascontiguousarray(sample.y, np.float32)
+    semantics = replace(semantics, output=sample.output)
     told = diagnose(y, sample.fmt, semantics, sample.rows, given, threads=threads)
     return tuple(told.lines), told.faults
 

@@ -38,7 +38,7 @@ def build_parser() -> Parser:
         epilog=_EPILOG + EXIT_CODES.format(verified="written, and verified on random data", mismatch="a mismatch"),
     )
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="a new file: FILE.cu for CUDA C++, FILE.py for Python")
+    add("file", type=Path, metavar="FILE", help="a new FILE.cu in CUDA C++ or FILE.py in Python")
     add(
         "--type",
         choices=list(FORMATS),
@@ -63,6 +63,7 @@ def build_parser() -> Parser:
     add("--output", choices=TAKES, default="float32", help="dtype of the outputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
     add("--sandbox", choices=MODES, default="auto", help="isolation of the kernel, as in `gguf-verify kernel`")
+    parser.show_first("file", "--type", "--semantics", "--takes", "--output")
     return parser
 
 

@@ -262,7 +262,10 @@ def _short_lines(action: argparse.Action) -> list[str]:
     names = ", ".join(action.option_strings)
     left = _positional(action) if not names else names if action.nargs == 0 else f"{names} {_value_of(action)}"
     text = re.split(r"; | \((?!the)|: ", (action.help or "").replace("%%", "%"), maxsplit=1)[0]
-    return textwrap.wrap(f"  {left:<{_LEFT - 1}} {text}", _WIDTH, subsequent_indent=" " * (_LEFT + 2))
+    filled = textwrap.wrap(f"  {left:<{_LEFT - 1}} {text}", _WIDTH, subsequent_indent=" " * (_LEFT + 2))
+    if len(left) < _LEFT:
+        return filled
+    return [f"  {left}", *textwrap.wrap(text, _WIDTH, initial_indent=(at := " " * (_LEFT + 2)), subsequent_indent=at)]
 
 
 def _filled(text: str) -> Iterable[str]:
