@@ -191,7 +191,9 @@ def read_case(folder: Path) -> CaseFiles:
         said = json.loads(read_input(path, "description of a case", _MOST_JSON))
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except KeyError as error:
+        raise UsageError(f"{printable(str(path))} is not the description of a case: it has no {error}") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{printable(str(path))} is not the description of a case: {first_line(error)}") from None
     if not all(type(s) is int and 0 < s < 1 << 40 for s in sizes) or not all(isinstance(w, str) for w in words):
         raise UsageError(f"{printable(str(path))} is not the description of a case")
@@ -218,7 +220,9 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     row_bytes = case.k // fmt.block_size * fmt.block_bytes
     weights = case.folder / "w.bin"
     if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
-        raise UsageError(f"w.bin does not contain {counted(case.n, 'rows')} of {counted(row_bytes, 'bytes')}")
+        raise UsageError(
+            f"{printable(str(weights))} does not contain {counted(case.n, 'rows')} of {counted(row_bytes, 'bytes')}"
+        )
     note_input(weights, weights.stat())
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))
