@@ -19,7 +19,7 @@ from ..diagnosis.identify import Candidate, composed_definitions, definitions, e
 from ..formats.block import QK, BlockFormat
 from ..formats.tensor_types import WeightFormat
 from ..results.diagnoses import FaultMatch
-from ..semantics.definition import Semantics
+from ..semantics.definition import Output, Semantics
 from ..semantics.fast_math import ambiguous_codes
 from ..semantics.gates import judge
 from ..semantics.narrow import stored
@@ -48,7 +48,7 @@ class Sample:
     rows: Bytes
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
-    output: str = "float32"
+    output: Output = "float32"
     taken: Bytes | None = None
 
     def part(self, tokens: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> Sample:

@@ -118,6 +118,7 @@ def _start_page() -> str:
 
 def _check_first(word: str) -> None:
     """Check that the first word, which is no command, may be a model. Raises UsageError."""
+    from ..kernels.foreign.names import names_foreign
     from ..support.errors import UsageError
     from ..support.near import nearest
     from ..support.text import printable
@@ -129,6 +130,12 @@ def _check_first(word: str) -> None:
             f"{shown} is a URL; only `gguf-verify audit` reads URLs (and only a sample). Download the file first, for "
             "example with curl -LO, and give its path",
             "url",
+        )
+    if names_foreign(word):
+        raise UsageError(
+            f"{shown} is a kernel, not a model; to verify it: `gguf-verify kernel {shown}` on random data, or "
+            f"`gguf-verify MODEL.gguf --kernel {shown}`",
+            "usage",
         )
     if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):
         known = commands()

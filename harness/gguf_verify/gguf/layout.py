@@ -119,7 +119,7 @@ class Layout:
                 self.header_end,
                 self.size,
                 f"the data from byte {self.data_offset}, after padding",
-                f"the file ends after {self.size} of at least {self.data_offset} bytes",
+                f"the file ends after {self.size:,} of at least {self.data_offset:,} bytes",
             )
         room = self.size - self.data_offset
         follows = 0  # where the next tensor's data start if contiguous
@@ -134,7 +134,7 @@ class Layout:
                     start,
                     self.size,
                     f"{counted(size, 'bytes')} of {quoted(info.name)} from byte {self.data_offset + info.offset}",
-                    f"the file ends after {self.size} of at least {whole} bytes",
+                    f"the file ends after {self.size:,} of at least {whole:,} bytes",
                     info.name,
                 )
             if info.offset + size > room:

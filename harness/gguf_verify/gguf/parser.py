@@ -194,7 +194,9 @@ class _Parser:
 
         A number that no valid file has is refused by its own rule before it comes to this.
         """
-        refuse("truncated", start, stop, expected, f"the file ends after {self.size} of at least {size} bytes", owner)
+        refuse(
+            "truncated", start, stop, expected, f"the file ends after {self.size:,} of at least {size:,} bytes", owner
+        )
 
     def decoded(self, start: int, stop: int) -> tuple[str, bool]:
         """Decode bytes as text, with surrogates for bytes that are not UTF-8; also return whether all are UTF-8."""

@@ -34,6 +34,11 @@ def find_kernel(name: str, others: str = "") -> KernelSpec | Family:
     found = FAMILIES.get(name) or KERNELS.get(name)
     if found is None:
         known = [*FAMILIES, *KERNELS]
+        if name.endswith(".gguf"):
+            raise UsageError(
+                f"{name!r} is a model, not a kernel; to verify one on it: `gguf-verify MODEL.gguf --kernel KERNEL`",
+                "unknown-kernel",
+            )
         there = f"there are: {', '.join(known)}{others}"
         raise UsageError(f"no kernel is called {name!r}; {nearest(name, known)}{there}", "unknown-kernel")
     return found

@@ -131,7 +131,7 @@ def test_directory(tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b"Once upon a time\n" * 40, "magic"),
-        (Q4_0.read_bytes()[:100_000], "ends after 100000 of at least 1495200 bytes"),
+        (Q4_0.read_bytes()[:100_000], "ends after 100,000 of at least 1,495,200 bytes"),
     ],
     ids=["empty", "text", "truncated"],
 )
