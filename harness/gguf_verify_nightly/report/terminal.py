@@ -82,7 +82,7 @@ def head(night: Night) -> str:
     state = f"finished {printable(night.finished, 40)}" if night.finished else "not finished"
     return (
         f"night {night.number} of {printable(night.config, 64)}, started {printable(night.started, 40)}, {state}: "
-        f"{len(night.planned)} cells, {told}{missing}; {seconds:,.0f} s of runs; "
+        f"{counted(len(night.planned), 'cells')}, {told}{missing}; {seconds:,.0f} s of runs; "
         f"gguf-verify {printable(night.project, 80)}"
     )
 
