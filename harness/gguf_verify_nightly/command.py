@@ -60,7 +60,7 @@ def build_parser() -> Parser:
         description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
     )
     parser.set_defaults(detail=0)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|compare|status|pin")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(PARTS))
     run_: Parser = commands.add_parser(
         "run",
         help="run the matrix, or resume an interrupted night",
@@ -115,8 +115,7 @@ def run(argv: list[str]) -> int:
     """Run `gguf-verify nightly …` and return the exit code. Raises HarnessError."""
     args = build_parser().parse_args(argv)
     with internal_errors(args.detail > 0):
-        commands = {"run": _run, "compare": _compare, "status": _status, "pin": _pin}
-        return commands[args.command](args)
+        return PARTS[args.command](args)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -215,6 +214,11 @@ def _pin(args: argparse.Namespace) -> int:
     return print_lines(f"night {number} now has the name {printable(args.name, 64)}")
 
 
+PARTS = {"run": _run, "compare": _compare, "status": _status, "pin": _pin}
 COMMAND = Command(
-    "nightly", "run a matrix of models, kernels and versions of llama.cpp, and compare the nights", build_parser, run
+    "nightly",
+    "run a matrix of models, kernels and versions of llama.cpp, and compare the nights",
+    build_parser,
+    run,
+    tuple(PARTS),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gguf_verify.support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED
-from gguf_verify.support.text import printable
+from gguf_verify.support.text import counted, printable
 
 from .machine import SAME_MACHINE
 from .records import Cell, Key, Night, Outcome, facts
@@ -54,7 +54,7 @@ class Drift:
         """One line, without the key."""
         span = f"{self.least:.6g}" if self.least == self.most else f"{self.least:.6g} to {self.most:.6g}"
         side = f"{self.rung}, {printable(self.who, 60)}"
-        return f"{side}: utilisation {self.old:.6g} → {self.new:.6g}, {span} in {self.nights} nights"
+        return f"{side}: utilisation {self.old:.6g} → {self.new:.6g}, {span} in {counted(self.nights, 'nights')}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Slower:
     def reason(self) -> str:
         """One line, without the key."""
         t = self.time
-        expected = f"{t.expected:.3g} s expected from {t.nights} nights"
+        expected = f"{t.expected:.3g} s expected from {counted(t.nights, 'nights')}"
         return f"{t.seconds:.3g} s, {expected}, {t.sigmas:+.1f} σ (limit {t.limit:.1f})"
 
 

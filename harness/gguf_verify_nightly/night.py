@@ -24,7 +24,7 @@ from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, say
 from gguf_verify.support.seeds import fresh_seed
 from gguf_verify.support.sources import file_digest
-from gguf_verify.support.text import printable
+from gguf_verify.support.text import counted, printable
 
 from . import machine
 from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
@@ -148,7 +148,9 @@ class _Runner:
                 changed.append("the matrix")
             if not changed:
                 self._seed = int(fingerprint["seed"] or 0)
-                self._say(f"resuming night {night.number}: {len(night.cells)} of {len(planned)} cells are recorded")
+                self._say(
+                    f"resuming night {night.number}: {len(night.cells)} of {counted(len(planned), 'cells')} recorded"
+                )
                 return night
             what = f"night {night.number} was not finished and cannot be resumed"
             self._say(f"{what}: {_first_names(changed)} changed; a new night begins")
@@ -156,7 +158,9 @@ class _Runner:
         fingerprint["seed"] = str(self._seed)
         night = self._history.begin(self._config.name, planned, hardware, machine.project(), fingerprint)
         where = "" if self._settings.ray is None else " on each machine"
-        self._say(f"night {night.number}: {len(planned)} cells, {self._jobs} at a time{where}, seed {self._seed}")
+        self._say(
+            f"night {night.number}: {counted(len(planned), 'cells')}, {self._jobs} at a time{where}, seed {self._seed}"
+        )
         return night
 
     def _planned(self) -> tuple[Key, ...]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gguf_verify.support.progress import progress_bar
-from gguf_verify.support.text import printable
+from gguf_verify.support.text import counted, printable
 
 from .records import Cell, Key, Night
 
@@ -32,7 +32,7 @@ class Progress:
         self._pending = dict.fromkeys(pending)
         self._started: dict[Key, float] = {}
         self._took: dict[Key, float] = {}
-        self._bar = progress_bar(f"night, {self._total} cells", self._total, "cell", terminal)
+        self._bar = progress_bar(f"night, {counted(self._total, 'cells')}", self._total, "cell", terminal)
         self._bar.bar_format = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {postfix}"
         self._bar.update(self._recorded)
 

@@ -233,8 +233,8 @@ def small_product(kernel: ShippedKernel) -> np.ndarray:
 @pytest.mark.parametrize(
     ("at", "counts"),
     [
-        ("-1", "1 bytes before, 0 after"),
-        (f"-{GUARD_BYTES}", "1 bytes before, 0 after"),
+        ("-1", "1 byte before, 0 after"),
+        (f"-{GUARD_BYTES}", "1 byte before, 0 after"),
         ("4 * M * N", "0 bytes before, 1 after"),
         (f"4 * M * N + {GUARD_BYTES - 1}", "0 bytes before, 1 after"),
     ],

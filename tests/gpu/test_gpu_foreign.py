@@ -123,11 +123,11 @@ CUDA = {
     ),
     "activations": (
         "y[i] = acc; if (N == 128 && i == 0) ((Q8_1*)x)[0].d ^= 1;",
-        "modified its activations: 1 bytes, the first at 0$", True,
+        "modified its activations: 1 byte, the first at 0$", True,
     ),
     "weights": (
         "y[i] = acc; if (N == 128 && i == 0) ((Q4_0*)w)[0].qs[3] ^= 1;",
-        "modified its weights: 1 bytes, the first at 5$", True,
+        "modified its weights: 1 byte, the first at 5$", True,
     ),
     "unwritten": ("if (N != 128 || i != 7) y[i] = acc;", "row 7 .*the output was never written", False),
     "wrong": ("y[i] = N == 128 ? acc * 1.001f : acc;", "the output is outside the bound", False),

@@ -125,7 +125,9 @@ def test_outputs_that_were_rounded_to_halves(case: Case) -> None:
     assert (judged.exit_code, judged.output, judged.definition) == (0, "float16", "q8_1")
     at, away = int(np.abs(y).argmax()), np.float16(np.inf)
     y.flat[at] = np.nextafter(np.nextafter(y.flat[at], away), away)  # two units in the last place
-    assert judge_captured(MODEL, TENSOR, case.x, y, threads=1).wrong == 1
+    judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
+    assert judged.wrong == 1
+    assert judged.lines[-1].startswith("1 of 1,280 outputs are wrong")
 
 
 @pytest.mark.parametrize(("value", "said"), [(0, "every output is 0,"), (np.nan, "every output is nan,")])
@@ -338,8 +340,8 @@ def test_foreign_files_of_other_kinds(case: Case, tmp_path: Path) -> None:
     odd = _plain(tmp_path / "odd.f32", np.zeros(M * N + 1, np.float32))
     unknown = _plain(tmp_path / "y.bin", case.y("f32"))
     for path, said, more in (
-        (odd, "5,124 bytes, which are not rows of 256 float32", ()),
-        (odd, "5,124 bytes, which are not 5 x 256 float32", ("--shape", f"{M}x{K}")),
+        (odd, "5,124 bytes, not rows of 256 float32", ()),
+        (odd, "5,124 bytes, not 5 x 256 float32", ("--shape", f"{M}x{K}")),
         (unknown, r"y: .*y\.bin is no \.npy file. Other kinds need their ending", ()),
         (tmp_path / "folder.f32", "cannot read .*folder.f32: ", ()),
         (tmp_path / "none.f32", "cannot read .*No such file", ()),

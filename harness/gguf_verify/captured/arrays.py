@@ -18,20 +18,21 @@ import numpy.typing as npt
 
 from ..audit.safetensors import Entry, read_header
 from ..gguf.mapped import Mapped
+from ..semantics.definition import Output
 from ..support.errors import HarnessError, UsageError
 from ..support.files import open_regular
 from ..support.npy import Stored, first_line, is_npy, map_numbers, npy_header
-from ..support.text import printable, quoted
+from ..support.text import counted, printable, quoted
 
 #: The types of values, by the endings of files of plain numbers, which are little-endian.
-PLAIN = {".f32": "float32", ".f16": "float16", ".bf16": "bfloat16"}
+PLAIN: dict[str, Output] = {".f32": "float32", ".f16": "float16", ".bf16": "bfloat16"}
 #: How they lie in a file. NumPy lacks bfloat16: its bits are read.
-_NUMBERS: dict[str, np.dtype[Any]] = {
+_NUMBERS: dict[Output, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
-_OF_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_OF_SAFETENSORS: dict[str, Output] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SAFETENSORS = ".safetensors"
 #: The most values of bfloat16, which are copied to float32.
 _MOST_COPIED = 1 << 30
@@ -48,7 +49,7 @@ class Captured:
     """
 
     values: npt.NDArray[Any]
-    type: str
+    type: Output
     note: str = ""
 
 
@@ -90,7 +91,7 @@ def _captured(
     name: str, values: npt.NDArray[Any], type_: str, held: tuple[int, ...], columns: int, kind: str
 ) -> Captured:
     """Raises UsageError if the type or the shape is wrong."""
-    _expect_type(name, type_)
+    output = _expect_type(name, type_)
     shape, transposed = _turned(name, held, columns)
     values = values.reshape(shape)
     if type_ == "bfloat16":
@@ -99,12 +100,15 @@ def _captured(
     if transposed:
         values = values.T
         notes.append(f"transposed, from {shape[0]} x {shape[1]}")
-    return Captured(values, type_, f"{name}: {', '.join(notes)}" if notes else "")
+    return Captured(values, output, f"{name}: {', '.join(notes)}" if notes else "")
 
 
-def _expect_type(name: str, type_: str) -> None:
-    if type_ not in _NUMBERS:
-        raise UsageError(f"{name} holds {printable(type_, 60)}, not {' or '.join(_NUMBERS)}")
+def _expect_type(name: str, type_: str) -> Output:
+    """Return the type of the values. Raises UsageError for another one."""
+    for known in _NUMBERS:
+        if known == type_:
+            return known
+    raise UsageError(f"{name} holds {printable(type_, 60)}, not {' or '.join(_NUMBERS)}")
 
 
 def _turned(name: str, held: tuple[int, ...], columns: int) -> tuple[tuple[int, int], bool]:
@@ -129,8 +133,7 @@ def _found(
     if tensor or given.endswith(_SAFETENSORS):
         mapped = files.enter_context(contextlib.closing(Mapped(Path(path + _SAFETENSORS if tensor else path))))
         chosen, entry = _of_safetensors(name, mapped, tensor)
-        type_ = _OF_SAFETENSORS.get(entry.dtype, entry.dtype)
-        _expect_type(name, type_)
+        type_ = _expect_type(name, _OF_SAFETENSORS.get(entry.dtype, entry.dtype))
         stored = Stored(mapped.path, _NUMBERS[type_], entry.shape, entry.offset)
         return stored, type_, f"{type_} tensor {quoted(chosen)} of a safetensors file"
     file = Path(given)
@@ -148,7 +151,7 @@ def _found(
     return _plain(name, file, type_, columns, shape), type_, f"plain {type_} numbers"
 
 
-def _plain(name: str, path: Path, type_: str, columns: int, shape: tuple[int, int] | None) -> Stored:
+def _plain(name: str, path: Path, type_: Output, columns: int, shape: tuple[int, int] | None) -> Stored:
     dtype = _NUMBERS[type_]
     try:
         with open_regular(path) as file:
@@ -158,7 +161,7 @@ def _plain(name: str, path: Path, type_: str, columns: int, shape: tuple[int, in
     held = (size // (columns * dtype.itemsize), columns) if shape is None else shape
     if prod(held) * dtype.itemsize != size:
         wanted = f"rows of {columns}" if shape is None else f"{shape[0]} x {shape[1]}"
-        raise UsageError(f"{name}: {printable(str(path))} has {size:,} bytes, which are not {wanted} {type_} numbers")
+        raise UsageError(f"{name}: {printable(str(path))} has {counted(size, 'bytes')}, not {wanted} {type_} numbers")
     return Stored(path, dtype, held, 0)
 
 

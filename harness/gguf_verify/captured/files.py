@@ -25,7 +25,7 @@ from ..support.command_line import command_line, cores
 from ..support.errors import NothingToVerify, UsageError
 from ..support.files import note_input, read_input
 from ..support.npy import first_line, open_array
-from ..support.text import printable, quoted
+from ..support.text import counted, printable, quoted
 from .arrays import open_captured
 from .judge import Sample, claimable, judge_sample
 from .records import AUTO, Judged, WrongOutput
@@ -86,7 +86,7 @@ def judge_captured(
             read_y = files.enter_context(open_captured("y", y, stop - start, stated))
             outputs = read_y.values
             if len(values) != len(outputs):
-                raise UsageError(f"x has {len(values)} tokens, y has {len(outputs)}")
+                raise UsageError(f"x has {counted(len(values), 'tokens')}, y has {len(outputs)}")
             if len(values) > MOST_TOKENS:
                 raise UsageError(f"x has {len(values):,} tokens; at most {MOST_TOKENS:,} are judged")
             all_rows = found.raw.reshape(found.n_rows, found.row_bytes)[start:stop]
@@ -184,11 +184,16 @@ def read_case(folder: Path) -> CaseFiles:
     path = folder / "case.json"
     try:
         if not path.is_file():
-            raise UsageError(f"{printable(str(folder))} is not a case: it has no case.json")
+            raise UsageError(
+                f"{printable(str(folder))} is no folder of --save-case: it has no case.json. For arrays of your own, "
+                "give MODEL.gguf, --tensor, --x and --y"
+            )
         said = json.loads(read_input(path, "description of a case", _MOST_JSON))
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except KeyError as error:
+        raise UsageError(f"{printable(str(path))} is not the description of a case: it has no {error}") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{printable(str(path))} is not the description of a case: {first_line(error)}") from None
     if not all(type(s) is int and 0 < s < 1 << 40 for s in sizes) or not all(isinstance(w, str) for w in words):
         raise UsageError(f"{printable(str(path))} is not the description of a case")
@@ -215,7 +220,9 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     row_bytes = case.k // fmt.block_size * fmt.block_bytes
     weights = case.folder / "w.bin"
     if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
-        raise UsageError(f"w.bin does not contain {case.n} rows of {row_bytes} bytes")
+        raise UsageError(
+            f"{printable(str(weights))} does not contain {counted(case.n, 'rows')} of {counted(row_bytes, 'bytes')}"
+        )
     note_input(weights, weights.stat())
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from ..diagnosis.identify import Candidate, composed_definitions, definitions, e
 from ..formats.block import QK, BlockFormat
 from ..formats.tensor_types import WeightFormat
 from ..results.diagnoses import FaultMatch
-from ..semantics.definition import Semantics
+from ..semantics.definition import Output, Semantics
 from ..semantics.fast_math import ambiguous_codes
 from ..semantics.gates import judge
 from ..semantics.narrow import stored
 from ..semantics.power import Power
 from ..support.array_types import Bytes, Floats
+from ..support.text import counted
 from .records import AUTO
 
 #: Reasons for which outputs that pass are not verified: the bound cannot fail.
@@ -47,7 +48,7 @@ class Sample:
     rows: Bytes
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
-    output: str = "float32"
+    output: Output = "float32"
     taken: Bytes | None = None
 
     def part(self, tokens: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> Sample:
@@ -113,7 +114,7 @@ def judge_sample(
     finite = np.concatenate([np.isfinite(part).all(axis=1) for part in _parts(sample.x)])
     left: list[str] = []
     if not finite.all():
-        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x contain values that are not finite")
+        left.append(f"x has values that are not finite in {int((~finite).sum()):,} of {counted(len(finite), 'tokens')}")
         if not finite.any():
             return nothing | {"left": tuple(left)}
         sample = sample.part(np.flatnonzero(finite), np.arange(len(sample.rows)))
@@ -180,6 +181,7 @@ def _explained(sample: Sample, semantics: Semantics, threads: int) -> tuple[tupl
     given: npt.NDArray[Any] = np.ascontiguousarray(sample.x, np.float32) if sample.taken is None else sample.taken
     with np.errstate(all="ignore"):
         y = np.ascontiguousarray(sample.y, np.float32)
+    semantics = replace(semantics, output=sample.output)
     told = diagnose(y, sample.fmt, semantics, sample.rows, given, threads=threads)
     return tuple(told.lines), told.faults
 

@@ -118,6 +118,7 @@ def _start_page() -> str:
 
 def _check_first(word: str) -> None:
     """Check that the first word, which is no command, may be a model. Raises UsageError."""
+    from ..kernels.foreign.names import names_foreign
     from ..support.errors import UsageError
     from ..support.near import nearest
     from ..support.text import printable
@@ -130,10 +131,18 @@ def _check_first(word: str) -> None:
             "example with curl -LO, and give its path",
             "url",
         )
-    if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):
-        known = list(commands())
+    if names_foreign(word):
         raise UsageError(
-            f"'{shown}' is neither a command nor a file; {nearest(word, known)}commands: {', '.join(known)}; to verify "
-            "a model, give its path",
+            f"{shown} is a kernel, not a model; to verify it: `gguf-verify kernel {shown}` on random data, or "
+            f"`gguf-verify MODEL.gguf --kernel {shown}`",
+            "usage",
+        )
+    if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):
+        known = commands()
+        parts = {part: f"did you mean '{name} {part}'? " for name, each in known.items() for part in each.parts}
+        near = nearest(word, known) or parts.get(word.lower(), "")
+        raise UsageError(
+            f"'{shown}' is neither a command nor a file; {near}commands: {', '.join(known)}; to verify a model, give "
+            "its path",
             "unknown-command",
         )

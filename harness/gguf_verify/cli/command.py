@@ -26,12 +26,14 @@ class Command:
         summary: one line for the list of commands.
         parser: builds the argument parser.
         run: takes the arguments and returns the exit code. Raises HarnessError.
+        parts: the words that may follow its name, if it is several commands.
     """
 
     name: str
     summary: str
     parser: Callable[[], argparse.ArgumentParser]
     run: Callable[[list[str]], int]
+    parts: tuple[str, ...] = ()
 
 
 def commands() -> dict[str, Command]:

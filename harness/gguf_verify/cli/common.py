@@ -316,16 +316,16 @@ def asked_for(args: argparse.Namespace, kind: StrEnum) -> Files:
     Raises UsageError if one of them has an unknown ending, or a format that cannot show this kind.
     """
     able = [w for w in writers(kind) if w.flag is not None]
+    endings = ", ".join(dict.fromkeys(end for w in able for end in w.endings))
     made = []
     for path in args.reports:
         old: Writer | None = getattr(args, "report_formats", {}).get(path)
         writer = old or writer_of(path.name, every_writer(type(kind)))
         if writer is None:
-            ends = ", ".join(dict.fromkeys(end for w in able for end in w.endings))
-            raise UsageError(f"-o {printable(str(path), 100)}: the ending selects the format; known endings: {ends}")
+            raise UsageError(f"-o {printable(str(path), 100)}: the ending selects the format; known endings: {endings}")
         if kind not in writer.renders:
             which = f"-o {printable(str(path), 100)}" if old is None else str(writer.flag)
-            raise UsageError(f"{which}: this command has no {writer.name} report")
+            raise UsageError(f"{which}: this command has no {writer.name} report; known endings: {endings}")
         if old is not None and writer.suffixes and path.suffix not in writer.suffixes:
             raise UsageError(f"{writer.flag} writes {' or '.join(f'FILE{s}' for s in writer.suffixes)}")
         made.append(ReportFile(writer, path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,7 +185,8 @@ def find_explanation(given: str) -> Explanation:
         by_name |= {rule.slug: known[rule.id], rule.id[:8].lower(): known[rule.id]}
     name = given.strip("[]").lower().replace(" ", "-")
     if name not in by_name:
-        near = nearest(name, by_name)
+        # Of a number, a similar one is no hint: GGUF-999 is not a misspelled GGUF-129.
+        near = nearest(name, by_name) if not re.fullmatch(r"[a-z]*-?[0-9]+", name) else ""
         raise UsageError(f"unknown id '{printable(given, 80)}'; {near}`gguf-verify explain` lists all ids", "usage")
     return by_name[name]
 

@@ -45,6 +45,7 @@ def build_parser() -> Parser:
     add(
         "-o", "--output", type=Path, metavar="FILE", help="the header's path (default: its name, in the current folder)"
     )
+    parser.show_first("kernel", "--type", "-M", "-N", "-K", "--arch", "-o")
     return parser
 
 

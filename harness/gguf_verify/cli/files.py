@@ -99,15 +99,18 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
     known, outputs = [*inputs], [*outputs]
     for flag, path in outputs:
         shown, parent = printable(str(path)), path.absolute().parent
-        held = path.exists() and not os.access(path, os.W_OK)
-        if not parent.is_dir() or not os.access(parent, os.W_OK) or path.is_dir() or held:
-            raise UsageError(f"cannot write {shown}")
+        if path.is_dir():
+            raise UsageError(f"cannot write {shown}: it is a folder")
+        if not parent.is_dir():
+            raise UsageError(f"cannot write {shown}: there is no folder {printable(str(path.parent))}")
+        if not os.access(parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            raise UsageError(f"cannot write {shown}: permission denied")
         if path.suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
         try:
             real = path.resolve()
         except (OSError, RuntimeError):  # a link that leads back to itself
-            raise UsageError(f"cannot write {shown}") from None
+            raise UsageError(f"cannot write {shown}: a link to itself") from None
         if overwrites(path, known) or real.suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
     for (one, path), (other, also) in combinations(outputs, 2):

@@ -102,8 +102,10 @@ def data_of(args: argparse.Namespace) -> Drawn:
 def _sizes(text: str) -> tuple[int, ...]:
     """Parse "1,8,64" as numbers."""
     words = text.split(",")
-    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+    if not all(word.isascii() and word.isdigit() for word in words):
         raise argparse.ArgumentTypeError(f"{text[:40]!a} is neither a number nor a comma-separated list of numbers")
+    if any(len(word) > 18 for word in words):  # of smaller ones, the data state their limit
+        raise argparse.ArgumentTypeError(f"{text[:40]!a} is too large")
     return tuple(map(int, words))
 
 

@@ -110,7 +110,7 @@ def add_kernel_options(parser: Parser) -> None:
         default=60.0,
         metavar="S",
         help="time limit of one call of your own kernel, in seconds (default: %(default)g); compiling it for a type "
-        "may take ten times as long, or 120 s if that is more",
+        "may take ten times as long, or 120 s if that is more; importing it ten times as long, from 20 to 60 s",
     )
     limits(
         "--kernel-memory",

@@ -38,7 +38,7 @@ def build_parser() -> Parser:
         epilog=_EPILOG + EXIT_CODES.format(verified="written, and verified on random data", mismatch="a mismatch"),
     )
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="a new file: FILE.cu for CUDA C++, FILE.py for Python")
+    add("file", type=Path, metavar="FILE", help="a new FILE.cu in CUDA C++ or FILE.py in Python")
     add(
         "--type",
         choices=list(FORMATS),
@@ -63,6 +63,7 @@ def build_parser() -> Parser:
     add("--output", choices=TAKES, default="float32", help="dtype of the outputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
     add("--sandbox", choices=MODES, default="auto", help="isolation of the kernel, as in `gguf-verify kernel`")
+    parser.show_first("file", "--type", "--semantics", "--takes", "--output")
     return parser
 
 
@@ -87,6 +88,8 @@ def write(files: dict[Path, str]) -> None:
     """Write new files, all or none. A file that exists with the same text is kept. Raises UsageError."""
     new = {}
     for path, text in files.items():
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {printable(str(path.parent), 200)} to write into: create it first")
         if path.is_symlink() or path.exists():
             if path == list(files)[-1] or not path.is_file() or path.read_bytes() != text.encode():
                 raise UsageError(f"{printable(str(path), 200)} exists and is not overwritten: choose another name")

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from ..kernels.foreign.names import names_foreign
 from ..support.command_line import quoted
 from ..support.errors import UsageError, say
 from ..support.near import nearest, spelled_as
@@ -129,6 +130,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             first = str(unknown[0])
             near = nearest(first.partition("=")[0], self._known_options()) if first.startswith("-") else ""
+            near = near or self._misplaced(first)
             flags = "unknown option" if first.startswith("-") else "unexpected argument"
             raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
         if isinstance(ray := getattr(found, "ray", None), _Setting):
@@ -147,6 +149,14 @@ class Parser(argparse.ArgumentParser):
         if settings is not None:
             say(settings.words)
         return found
+
+    def _misplaced(self, word: str) -> str:
+        """Return "did you mean --kernel k.cu? " for a kernel or a model in the wrong place, otherwise ""."""
+        if names_foreign(word) and "--kernel" in self._option_string_actions:
+            return f"did you mean --kernel {printable(word, 100)}? "
+        if word.endswith(".gguf") and any(a.dest == "kernel" and not a.option_strings for a in self._actions):
+            return "on a model: `gguf-verify MODEL.gguf --kernel KERNEL`; "
+        return ""
 
     def _known_options(self) -> list[str]:
         return [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
@@ -262,7 +272,10 @@ def _short_lines(action: argparse.Action) -> list[str]:
     names = ", ".join(action.option_strings)
     left = _positional(action) if not names else names if action.nargs == 0 else f"{names} {_value_of(action)}"
     text = re.split(r"; | \((?!the)|: ", (action.help or "").replace("%%", "%"), maxsplit=1)[0]
-    return textwrap.wrap(f"  {left:<{_LEFT - 1}} {text}", _WIDTH, subsequent_indent=" " * (_LEFT + 2))
+    filled = textwrap.wrap(f"  {left:<{_LEFT - 1}} {text}", _WIDTH, subsequent_indent=" " * (_LEFT + 2))
+    if len(left) < _LEFT:
+        return filled
+    return [f"  {left}", *textwrap.wrap(text, _WIDTH, initial_indent=(at := " " * (_LEFT + 2)), subsequent_indent=at)]
 
 
 def _filled(text: str) -> Iterable[str]:

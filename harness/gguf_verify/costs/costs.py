@@ -57,7 +57,8 @@ def open_source(path: Path | str, model: Model) -> Model:
 
     Raises:
         MalformedFile: the source cannot be read safely.
-        UsageError: it is another model: the architecture, the tensors, a shape or the vocabulary differs.
+        UsageError: it is another model: the architecture, the tensors, a shape or the vocabulary differs; or it is
+            quantized and the model is not.
     """
     source = open_model(path)
     difference = _difference(model, source)
@@ -82,6 +83,11 @@ def _difference(model: Model, source: Model) -> str | None:
     extra = next((name for name in source.tensors if name not in model.tensors), None)
     if extra is not None:
         return f"it has a tensor {printable(extra, 64)} that the model lacks"
+    coarser = [
+        name for name, t in source.tensors.items() if t.type.quantized and not model.tensors[name].type.quantized
+    ]
+    if coarser and not any(t.type.quantized for t in model.tensors.values()):
+        return f"its {printable(coarser[0], 64)} is quantized, that of the model is not; exchange the two files"
     if any(_value(model, key) != _value(source, key) for key in _VOCABULARY):
         return "it has another vocabulary"
     return None

@@ -20,6 +20,7 @@ from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support.text import counted
 from . import windows
 from .calls import MOST_WORK, Calls, others
 from .diagnose import Diagnosis, most
@@ -313,7 +314,8 @@ class Experiments(Calls):
 
             if wrong(used, first, then) and not wrong(fresh, then):
                 words = (
-                    f"what the first call of some rows and columns sets up is kept: a call with {then} tokens is wrong "
+                    "what the first call of some rows and columns sets up is kept: a call with "
+                    f"{counted(then, 'tokens')} is wrong "
                     f"after one with {first}, and right without"
                 )
                 return observed("cached-by-shape", words, "include the number of tokens in the cache key")

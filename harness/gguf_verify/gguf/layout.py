@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from ..formats.tensor_types import TensorType
-from ..support.text import quoted
+from ..support.text import counted, quoted
 from .mapped import Mapped
 from .records import Findings, Range, finding, refuse
 from .storage import ByteMap
@@ -118,8 +118,8 @@ class Layout:
                 "truncated",
                 self.header_end,
                 self.size,
-                f"the data from byte {self.data_offset}",
-                "the file ends in the padding before them",
+                f"the data from byte {self.data_offset}, after padding",
+                f"the file ends after {self.size:,} of at least {self.data_offset:,} bytes",
             )
         room = self.size - self.data_offset
         follows = 0  # where the next tensor's data start if contiguous
@@ -128,12 +128,13 @@ class Layout:
             cut = info.offset == follows and info.offset + size > room
             if cut:
                 start = min(self.data_offset + info.offset, self.size)
+                whole = self.data_offset + max(i.offset + i.nbytes for i in self.infos)
                 refuse(
                     "data-truncated",
                     start,
                     self.size,
-                    f"{size} bytes of {quoted(info.name)} from byte {self.data_offset + info.offset}",
-                    f"the file ends at byte {self.size}",
+                    f"{counted(size, 'bytes')} of {quoted(info.name)} from byte {self.data_offset + info.offset}",
+                    f"the file ends after {self.size:,} of at least {whole:,} bytes",
                     info.name,
                 )
             if info.offset + size > room:
@@ -143,7 +144,7 @@ class Layout:
                     "offset-outside",
                     at.start,
                     at.stop,
-                    f"an offset up to {max(room - size, 0)}, for the {size} bytes of {quoted(info.name)}",
+                    f"an offset up to {max(room - size, 0)}, for the {counted(size, 'bytes')} of {quoted(info.name)}",
                     f"offset {info.offset}{wraps}",
                     info.name,
                 )
@@ -246,7 +247,7 @@ class Layout:
                 padded,
                 stop,
                 f"no data for {quoted(last.name)}, of {at.note} elements",
-                f"{stop - padded} bytes at its offset",
+                f"{counted(stop - padded, 'bytes')} at its offset",
                 last.name,
             )
         elif trailing:
@@ -259,7 +260,7 @@ class Layout:
                 padded,
                 stop,
                 f"the next tensor at byte {padded}",
-                f"{stop - padded} bytes that no tensor owns",
+                f"{counted(stop - padded, 'bytes')} that no tensor owns",
                 owner,
             )
 

@@ -39,7 +39,8 @@ class RefusedFile(MalformedFile):
     """
 
     def __init__(self, path: Path, finding: Finding) -> None:
-        super().__init__(f"{printable(str(path))}: {finding.line()}")
+        cure = finding.rule.cure.removesuffix(".")
+        super().__init__(f"{printable(str(path))}: {finding.line()} · fix: {cure}")
         self.path = path
         self.finding = finding
 

@@ -26,6 +26,7 @@ from array import array
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -62,6 +63,7 @@ MAX_NESTING = 4  # levels of arrays in arrays, including the innermost; no known
 INT64_MAX = (1 << 63) - 1
 REMOVED_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
 
+HEADER = 4 + 4 + 8 + 8  # bytes
 # Bytes of the shortest key-value pair, tensor info, string and array value: they bound a count before it is used.
 MIN_PAIR = 8 + 4 + 1
 MIN_INFO = 8 + 4 + 4 + 8
@@ -165,14 +167,8 @@ class _Parser:
     def number(self, layout: struct.Struct, what: str, owner: str = "") -> int:
         """Read the number at the cursor and advance. `what` and `owner` name it in a message."""
         if self.size - self.pos < layout.size:
-            refuse(
-                "truncated",
-                self.pos,
-                self.size,
-                f"{layout.size} bytes of {_of(what, owner)}",
-                f"the file ends after {counted(self.size - self.pos, 'bytes')} of it",
-                owner,
-            )
+            expected = f"{layout.size} bytes of {_of(what, owner)}"
+            self.truncated(self.pos, self.size, self.pos + layout.size, expected, owner)
         value: int = layout.unpack_from(self.view, self.pos)[0]
         self.pos += layout.size
         return value
@@ -181,18 +177,26 @@ class _Parser:
         """Read the string at the cursor and advance; return the start and stop of its bytes."""
         start = self.pos
         length = self.number(U64, f"the length of {what}", owner)
-        remain = self.size - self.pos
-        if length > min(remain, MAX_STRING):
-            refuse(
-                "string-length",
-                start,
-                self.pos,
-                f"at most {min(remain, MAX_STRING)} bytes of {_of(what, owner)}",
-                f"a length of {length}",
-                owner,
-            )
+        self.check_string(start, length, what, owner)
         self.pos += length
         return self.pos - length, self.pos
+
+    def check_string(self, start: int, length: int, what: str, owner: str) -> None:
+        """Refuse the string whose length is at `start` and whose bytes start at the cursor, if it is too long."""
+        if length > MAX_STRING:
+            expected = f"at most {MAX_STRING} bytes of {_of(what, owner)}"
+            refuse("string-length", start, self.pos, expected, f"a length of {length}", owner)
+        if length > self.size - self.pos:
+            self.truncated(start, self.pos, self.pos + length, f"{length} bytes of {_of(what, owner)}", owner)
+
+    def truncated(self, start: int, stop: int, size: int, expected: str, owner: str = "") -> NoReturn:
+        """Refuse the file because it ends early: by the numbers read so far, it has at least `size` bytes.
+
+        A number that no valid file has is refused by its own rule before it comes to this.
+        """
+        refuse(
+            "truncated", start, stop, expected, f"the file ends after {self.size:,} of at least {size:,} bytes", owner
+        )
 
     def decoded(self, start: int, stop: int) -> tuple[str, bool]:
         """Decode bytes as text, with surrogates for bytes that are not UTF-8; also return whether all are UTF-8."""
@@ -283,20 +287,14 @@ class _Parser:
         """
         start = self.pos
         count = self.number(U64, f"the number of {what}s")
-        # Both counts are compared with the bytes after the header, which ends with the second count.
-        room = max(self.size - 24, 0) // smallest
-        if count > room:
-            signed = f" (-{(1 << 64) - count} to llama.cpp)" if count > INT64_MAX else ""
-            refuse(
-                f"{what}-count",
-                start,
-                self.pos,
-                f"at most {room} {what}s, which take {smallest} bytes each",
-                f"a count of {count}{signed}",
-            )
         if count > left:
             others = f", {limit - left} of them in other parts" if left < limit else ""
-            refuse(f"{what}-count", start, self.pos, f"at most {limit} {what}s{others}", f"a count of {count}")
+            signed = f" (-{(1 << 64) - count} to llama.cpp)" if count > INT64_MAX else ""
+            refuse(f"{what}-count", start, self.pos, f"at most {limit} {what}s{others}", f"a count of {count}{signed}")
+        # Both counts are compared with the bytes after the header, which ends with the second count.
+        if count * smallest > max(self.size - HEADER, 0):
+            expected = f"{counted(count, f'{what}s')} of at least {smallest} bytes each"
+            self.truncated(start, self.pos, HEADER + count * smallest, expected)
         self.own(start, f"{what} count", note=count)
         return count
 
@@ -439,17 +437,13 @@ class _Parser:
         kind = self.value_type("element type", key)
         start = self.pos
         count = self.number(U64, "the length", key)
+        if count > MAX_ELEMENTS:
+            expected = f"at most {MAX_ELEMENTS} elements of {TYPE_NAMES[kind]} in {quoted(key)}"
+            refuse("array-length", start, self.pos, expected, f"a count of {count}", key)
         smallest = {STRING: MIN_STRING, ARRAY: MIN_ARRAY}.get(kind) or SCALARS[kind].size
-        room = min((self.size - self.pos) // smallest, MAX_ELEMENTS)
-        if count > room:
-            refuse(
-                "array-length",
-                start,
-                self.pos,
-                f"at most {room} elements of {TYPE_NAMES[kind]} in {quoted(key)}",
-                f"a count of {count}",
-                key,
-            )
+        if count * smallest > self.size - self.pos:
+            expected = f"{counted(count, 'elements')} of {TYPE_NAMES[kind]} in {quoted(key)}"
+            self.truncated(start, self.pos, self.pos + count * smallest, expected, key)
         if kind == STRING:
             if count > self.budget.strings:
                 before = MAX_STRINGS - self.budget.strings
@@ -530,26 +524,12 @@ class _Parser:
         heads = []
         for i in range(first, last):
             if size - pos < 8:
-                refuse(
-                    "truncated",
-                    pos,
-                    size,
-                    f"the length of element {i} of {quoted(key)}",
-                    f"the file ends after {size - pos} bytes of it",
-                    key,
-                )
+                self.truncated(pos, size, pos + 8, f"the length of element {i} of {quoted(key)}", key)
             length = length_of(view, pos)[0]
             start = pos + 8
             if length > size - start or length > MAX_STRING:
                 self.pos = start
-                refuse(
-                    "string-length",
-                    pos,
-                    start,
-                    f"at most {min(size - start, MAX_STRING)} bytes of element {i} of {quoted(key)}",
-                    f"a length of {length}",
-                    key,
-                )
+                self.check_string(pos, length, f"element {i}", key)
             heads.append(pos)
             pos = start + length
         self.pos = pos

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
-from .rules import RULES, Effect
+from .rules import RULES, Effect, Rule
 
 if TYPE_CHECKING:  # at run time, completion in notebooks (jedi) fails on a property of such a type
     Severity = Literal["error", "warning", "note"]
@@ -86,6 +86,10 @@ class Finding:
     @property
     def severity(self) -> Severity:
         return "error" if self.effect == "refuse" else self.effect
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.id.split("-", 2)[2]]
 
     def line(self) -> str:
         """Return one line without the file's name: offset, found, expected, id."""

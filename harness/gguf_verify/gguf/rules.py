@@ -51,7 +51,7 @@ _RULES = (
     # the header
     Rule(
         1, "truncated", "refuse", "the file ends inside its own header, so what it describes is not known",
-        "A download, a copy or a conversion stopped early.", _AGAIN,
+        "A download, a copy or a conversion stopped early, or a number in the header is damaged.", _AGAIN,
     ),
     Rule(
         2, "magic", "refuse", "only a file that starts with GGUF can be read as one",
@@ -72,13 +72,11 @@ _RULES = (
     ),
     Rule(
         5, "tensor-count", "refuse",
-        "the file has too few bytes for that many tensors, or no model has that many: a mixture of experts with a "
-        "tensor for each expert has some 75,000",
+        "no model has that many tensors: a mixture of experts with a tensor for each expert has some 75,000",
         _DAMAGED, _DISTRUST,
     ),
     Rule(
-        6, "key-count", "refuse",
-        "the file has too few bytes for that many keys, or no model has that many: known ones have fewer than 100",
+        6, "key-count", "refuse", "no model has that many keys: known ones have fewer than 100",
         _DAMAGED, _DISTRUST,
     ),
     Rule(
@@ -88,8 +86,7 @@ _RULES = (
     ),
     # keys and values
     Rule(
-        10, "string-length", "refuse",
-        "the string would reach past the end of the file, or past the 1 GiB that llama.cpp reads",
+        10, "string-length", "refuse", "the string is longer than the 1 GiB that llama.cpp reads",
         _DAMAGED, _DISTRUST,
     ),
     Rule(
@@ -125,8 +122,7 @@ _RULES = (
         _WRITER, _KEY,
     ),
     Rule(
-        18, "array-length", "refuse",
-        "the array would reach past the end of the file, or past the 2^30 elements that llama.cpp reads",
+        18, "array-length", "refuse", "the array has more than the 2^30 elements that llama.cpp reads",
         _DAMAGED, _DISTRUST,
     ),
     Rule(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
+from ..support.text import counted
 from .compilation import Compilation, ForeignUnit
 from .memory import GUARD_BYTES, POISON
 from .schedule import Schedule
@@ -358,7 +359,7 @@ def _outside(
 ) -> str | None:
     before, after = ((part != fill).sum() for part in (first, last))
     if before or after:
-        return f"the kernel wrote outside its {name}: {before} bytes before, {after} after"
+        return f"the kernel wrote outside its {name}: {counted(before, 'bytes')} before, {after} after"
     return None
 
 

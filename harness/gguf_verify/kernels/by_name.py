@@ -19,18 +19,27 @@ from .ladder import KERNELS
 from .shipped import ShippedKernel
 from .spec import KernelSpec
 
+#: What `--kernel` takes besides the names of shipped kernels.
+YOUR_OWN = ", and your own as FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml"
+
 
 def further(options: Options) -> Further:
     """Return what a run's options say about a foreign kernel."""
     return Further(options.declare, options.imports, options.loads)
 
 
-def find_kernel(name: str) -> KernelSpec | Family:
-    """Return the shipped kernel or family of this name. Raises UsageError, which lists the known names."""
+def find_kernel(name: str, others: str = "") -> KernelSpec | Family:
+    """Return the shipped kernel or family of this name. Raises UsageError, which lists the known names, and `others`
+    that the command takes."""
     found = FAMILIES.get(name) or KERNELS.get(name)
     if found is None:
         known = [*FAMILIES, *KERNELS]
-        there = f"there are: {', '.join(known)}, and your own as FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml"
+        if name.endswith(".gguf"):
+            raise UsageError(
+                f"{name!r} is a model, not a kernel; to verify one on it: `gguf-verify MODEL.gguf --kernel KERNEL`",
+                "unknown-kernel",
+            )
+        there = f"there are: {', '.join(known)}{others}"
         raise UsageError(f"no kernel is called {name!r}; {nearest(name, known)}{there}", "unknown-kernel")
     return found
 
@@ -71,7 +80,7 @@ def open_kernel(
         yield kernel
         return
     shipped = isinstance(kernel, str) and not names_foreign(kernel)
-    found = find_kernel(kernel) if shipped and isinstance(kernel, str) else None
+    found = find_kernel(kernel, YOUR_OWN) if shipped and isinstance(kernel, str) else None
     where = in_its_process(make_host(host, threads), time_limit) if isinstance(host, str) else host
     try:
         if found is not None:

@@ -158,7 +158,8 @@ def _raised(failure: Failure) -> str | None:
         message = message.removesuffix(f"; at {own[-1].place}: {own[-1].code}")
     elif not found or not place.startswith("of "):
         return visible(failure.cause, 300)
-    return visible(f"{name}: {visible(message, _MOST_MESSAGE)}, {place}", 300)
+    said = f"{name}: {visible(message, _MOST_MESSAGE)}" if found else name
+    return visible(f"{said}, {place}" if found and own else f"{place.removeprefix('of ')} raised {said}", 300)
 
 
 def causes(report: Report) -> dict[str, str]:

@@ -55,7 +55,7 @@ NONE = "none"
 #: The rungs that need no model.
 DRAWN_RUNGS = ("blocks", "layers", "values", "codes", "packing")
 #: What the report calls the file.
-NAME = "drawn weights"
+NAME = "random weights"
 #: The default shape: it is small, since the probe plan has the others.
 M, N, K = 4, 64, 1024
 #: The most values of one matrix of weights, activations or outputs.

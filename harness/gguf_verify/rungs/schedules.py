@@ -31,6 +31,7 @@ from ..results.rungs import RungResult
 from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
+from ..support.text import counted
 from .calls import calling
 from .explain import Explanations, Place, WrongCall
 from .generated_inputs import drawn
@@ -156,7 +157,7 @@ def check_schedules(
             if found is not None:
                 failed.add(kind)
                 name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
-                where = f"{name}: at {m} tokens, N = {n}, K = {k}"
+                where = f"{name}: at {counted(m, 'tokens')}, N = {n}, K = {k}"
                 result.fail(
                     Failure(f"{where}: {found}", matrix.tensor.name, matrix=number, call=this, trace=frames_of(found))
                 )
@@ -193,7 +194,9 @@ def _wrong(
 
 def _failure(wrong: WrongCall, matrix: int | None) -> Failure:
     """That outputs are outside the bound in the usual order too."""
-    where = f"{wrong.where}: at {len(wrong.taken)} tokens, N = {len(wrong.rows)}, K = {wrong.taken.shape[1]}"
+    where = (
+        f"{wrong.where}: at {counted(len(wrong.taken), 'tokens')}, N = {len(wrong.rows)}, K = {wrong.taken.shape[1]}"
+    )
     words = f"{where}: the output is outside the bound, the first at row {wrong.n} token {wrong.m}"
     return Failure(words, wrong.tensor, matrix=matrix, call=wrong.call)
 

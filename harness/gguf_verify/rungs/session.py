@@ -13,6 +13,7 @@ from ..llama.process import LlamaRefused
 from ..results.options import Options
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
+from ..support.text import counted
 
 
 def opened_llama(options: Options) -> Llama:
@@ -58,7 +59,7 @@ class Session:
                 said = f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}"
                 raise UsageError(said, "prompt-too-long")
             if self.embeds and length > trained > 0:  # it may hold a table of this number of positions
-                said = f"the prompt has {length} tokens, the model reads {trained} at most"
+                said = f"the prompt has {counted(length, 'tokens')}, the model reads {trained} at most"
                 raise UsageError(said, "prompt-too-long")
             if length > trained > 0:
                 self.note = f"{length} tokens are more than the {trained} that the model was trained on"

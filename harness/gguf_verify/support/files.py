@@ -66,7 +66,7 @@ def read_input(path: Path, what: str, most: int) -> bytes:
     except ValueError as error:  # of a path that holds a NUL, for example
         raise UsageError(f"cannot read the {what} {shown}: {printable(str(error), 200)}") from None
     if len(content) > most:
-        raise UsageError(f"{shown}: the file has more than {most:,} bytes")
+        raise UsageError(f"cannot read the {what} {shown}: it has more than {most:,} bytes")
     return content
 
 

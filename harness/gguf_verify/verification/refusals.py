@@ -10,7 +10,7 @@ from ..rungs.registry import asked_rungs, known_rungs
 from ..rungs.run import Run
 from ..support.durations import is_duration
 from ..support.errors import EnvironmentFault, NothingToVerify, UsageError
-from ..support.text import printable
+from ..support.text import counted, printable
 
 
 def check_request(request: Request) -> None:
@@ -41,6 +41,6 @@ def rungs_of(run: Run, request: Request) -> list[Rung]:
         raise EnvironmentFault(f"--sanitize: {fault}")
     if not any(map(may_be_matrix, run.model.tensors.values())):
         n = len(run.model.tensors)
-        held = f"none of its {n} tensors is a matrix" if n else "it holds no tensor"
+        held = f"it holds {counted(n, 'tensors')}, but no matrix" if n else "it holds no tensor"
         raise NothingToVerify(f"nothing to verify in {printable(run.model.path.name)}: {held}", "nothing-to-verify")
     return rungs

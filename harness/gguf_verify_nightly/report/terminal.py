@@ -82,14 +82,14 @@ def head(night: Night) -> str:
     state = f"finished {printable(night.finished, 40)}" if night.finished else "not finished"
     return (
         f"night {night.number} of {printable(night.config, 64)}, started {printable(night.started, 40)}, {state}: "
-        f"{len(night.planned)} cells, {told}{missing}; {seconds:,.0f} s of runs; "
+        f"{counted(len(night.planned), 'cells')}, {told}{missing}; {seconds:,.0f} s of runs; "
         f"gguf-verify {printable(night.project, 80)}"
     )
 
 
 def comparison_lines(found: Comparison, most: int | None = MOST_LINES) -> Iterator[Text]:
     """The differences, worst first, and the verdict; `most`: lines of a kind."""
-    both = f"{found.compared} cells are in both, {found.verified} of them verified in both"
+    both = f"{counted(found.compared, 'cells')} in both, {found.verified} of them verified in both"
     yield Text(f"night {found.new} against night {found.old}: {both}")
     if found.other_machine:
         yield Text("the nights ran on different machines: times and utilisations of the old night are not compared")
@@ -134,15 +134,16 @@ def _counts(found: Comparison) -> Iterator[str]:
         ((*found.still_failing, *found.other_outcome), "still failing"), (found.appeared, "appeared"),
         (found.drift, "utilisations drifted"), (found.slower, "slower"), (found.faster, "faster"),
     ]  # fmt: skip
-    yield ", ".join(f"{len(listed)} {what}" for listed, what in counts)
+    yield ", ".join(counted(len(listed), what) for listed, what in counts)
     for nights, cells in sorted((found.times_not_judged or {}).items()):
-        known = f"their history has {nights} nights, and {LEAST_NIGHTS} are needed"
-        yield f"the times of {cells} cells are not judged: {known}"
+        known = f"their history has {counted(nights, 'nights')}, and {LEAST_NIGHTS} are needed"
+        yield f"the times of {counted(cells, 'cells')} are not judged: {known}"
     if found.times_judged:
         pace = f"the night took {found.pace:.3g} times as long as is usual, {found.pace_sigmas:+.1f} σ"
-        yield f"the times of {found.times_judged} cells are judged; {pace}"
+        yield f"the times of {counted(found.times_judged, 'cells')} are judged; {pace}"
     if found.drift_not_judged:
-        yield f"{found.drift_not_judged} utilisations are not judged: their history varies and is too short"
+        lacking = counted(found.drift_not_judged, "utilisations")
+        yield f"not judged: {lacking} with a history that varies and is too short"
 
 
 def _changed(found: Comparison) -> Iterator[str]:
@@ -152,7 +153,7 @@ def _changed(found: Comparison) -> Iterator[str]:
         yield f"CHANGED {printable(name, 40)}: {_arrow(*change)}"
     for name, changes in (found.versions or {}).items():
         for change, cells in changes.items():
-            yield f"CHANGED {printable(name, 80)}: {_arrow(*change)} in {cells} cells"
+            yield f"CHANGED {printable(name, 80)}: {_arrow(*change)} in {counted(cells, 'cells')}"
 
 
 def _arrow(old: str, new: str) -> str:

@@ -23,8 +23,8 @@ def test_bytes_outside_the_output(build: Build, nbytes: int) -> None:
     host = CpuHost(1)
     kernel = build(WRITE_A_BYTE, host)
     for at, counts in [
-        (-1, "1 bytes before, 0 after"),
-        (-GUARD_BYTES, "1 bytes before, 0 after"),
+        (-1, "1 byte before, 0 after"),
+        (-GUARD_BYTES, "1 byte before, 0 after"),
         (nbytes, "0 bytes before, 1 after"),
         (nbytes + GUARD_BYTES - 1, "0 bytes before, 1 after"),
     ]:

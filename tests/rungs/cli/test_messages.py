@@ -30,6 +30,7 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}" + bytes(100)
     [
         (["verfy", "m.gguf"], 2, r"'verfy' is neither a command nor a file; did you mean 'verify'\? commands: audit, .*"
          r"nightly, .* \[unknown-command\]"),
+        (["compare", "nightly.toml"], 2, r"is neither a command nor a file; did you mean 'nightly compare'\? "),
         (["no-such-model"], 2, r"'no-such-model' is neither a command nor a file; "
          r".*to verify a model, give its path \[unknown-command\]"),
         (["https://example.invalid/m.gguf"], 2,
@@ -41,6 +42,9 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}" + bytes(100)
         (["--host", "gpuu"], 2, r"--host 'gpuu': did you mean 'gpu'\? --host takes auto, gpu, cpu \[usage\]"),
         (["--kernl", "f32"], 2, r"unknown option --kernl; did you mean '--kernel'\? see gguf-verify --help \[usage\]"),
         (["-n", "many"], 2, r"argument -n/--n-predict: invalid int value: 'many'; see gguf-verify --help \[usage\]"),
+        (["k.cu:gemm"], 2, r"k\.cu:gemm is a kernel, not a model; to verify it: `gguf-verify kernel k\.cu:gemm` "),
+        (["--kernel", "m.gguf"], 2, r"'m\.gguf' is a model, not a kernel; "),
+        (["-t", "1", "k.cu"], 2, r"unexpected argument k\.cu; did you mean --kernel k\.cu\? "),
         (["audit"], 2, r"arguments are required: .*; see gguf-verify audit --help \[usage\]"),
         (["explain", "nibbles-in-pair"], 2, r"unknown id 'nibbles-in-pair'; did you mean 'nibbles-in-pairs'\?"),
         (["completion", "basch"], 2, r"'basch': did you mean 'bash'\? .* takes bash, zsh, fish, tcsh \[usage\]"),

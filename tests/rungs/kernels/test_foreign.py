@@ -20,7 +20,7 @@ from gguf_verify.diagnosis.experiments import Experiments
 from gguf_verify.formats.tensor_types import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
-from gguf_verify.kernels.foreign import sources
+from gguf_verify.kernels.foreign import conversation
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.failures import Failure
@@ -218,10 +218,10 @@ def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: 
 
 
 def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "START_LIMIT", 2.0)
+    monkeypatch.setattr(conversation, "LEAST_START", 1.0)
     (tmp_path / "foreign.py").write_text("while True: pass")
     with pytest.raises(UsageError, match="did not start within 2 s"):
-        open_foreign(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
+        open_foreign(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 0.2)
 
 
 def test_an_import_may_take_longer_than_a_call(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def product(kernel: ForeignKernel) -> np.ndarray:
     [
         ("writes_outside", "wrote outside its output: 0 bytes before, 8 after$"),
         ("writes_before", "wrote outside its output: 4 bytes before, 0 after$"),
-        ("writes_weights", "modified its weights: 1 bytes, the first at 3$"),
-        ("writes_activations", "modified its activations: 1 bytes, the first at 539$"),
+        ("writes_weights", "modified its weights: 1 byte, the first at 3$"),
+        ("writes_activations", "modified its activations: 1 byte, the first at 539$"),
         ("random", "not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
         ("leaves", "does not always write its outputs: .*row 0 token 0 was never written"),
         ("forges", "wrote outside its output: 0 bytes before, 8 after$"),

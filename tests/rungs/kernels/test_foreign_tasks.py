@@ -90,7 +90,7 @@ def test_right_dequantizer(model: Model, name: str) -> None:
         ("truncated", "is not the expected one"),
         ("without_tail", "of 1 rows and K = 32 [(]blocks of the model's[)]: row 0 block 0: value 0 is not"),
         ("one_code_off", "row 0 block 7: value 31 is not the expected one"),
-        ("in_place", "the kernel modified its weights: 1 bytes, the first at 0"),
+        ("in_place", "the kernel modified its weights: 1 byte, the first at 0"),
         ("flushes", "is not the expected one"),
         ("in_halves_unsaid", 'They are what arithmetic = "float16_offset_mul_add" gives'),
         ("far_from_halves", "is outside the bound"),

@@ -208,6 +208,11 @@ def test_the_source_of_another_model_is_a_usage_error(tmp_path: Path, old: bytes
             assert source.tensors.keys() == model.tensors.keys()
 
 
+def test_a_source_in_the_place_of_the_model_is_a_usage_error() -> None:
+    with open_model(FIXTURES / "tiny-F16.gguf") as model, pytest.raises(UsageError, match="exchange the two files"):
+        open_source(FIXTURES / "tiny-Q4_0.gguf", model)
+
+
 def test_other_shapes_are_a_usage_error(tmp_path: Path) -> None:
     """attn_q has 256 rows, attn_k 128: they change their names."""
     content = (FIXTURES / "tiny-F16.gguf").read_bytes()

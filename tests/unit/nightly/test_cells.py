@@ -306,7 +306,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
         return code, out or err
 
     assert said("compare", str(path))[0] == 1
-    counts = "1 cells are in both, 0 of them verified in both"
+    counts = "1 cell in both, 0 of them verified in both"
     assert said("compare", str(path))[1].startswith(f"night 3 against night 2: {counts}\nNEW")
     assert said("compare", str(path), "--new", "2")[0] == 0
     assert said("compare", str(path), "--new", "1")[0] == 5

@@ -199,7 +199,7 @@ def test_versions_that_changed() -> None:
     found = compare([], night_of(1, [cell_for()]), dataclasses.replace(night_of(2, [new]), project="2"))
     assert found.versions == {"llama.cpp": {("1", "2"): 1}}
     assert found.project == ("1", "2")
-    assert "CHANGED llama.cpp: 1 → 2 in 1 cells" in text_of(NightKind.COMPARISON, found)
+    assert "CHANGED llama.cpp: 1 → 2 in 1 cell" in text_of(NightKind.COMPARISON, found)
 
 
 def noisy_night(
@@ -310,7 +310,7 @@ def test_few_nights_judge_no_time() -> None:
     assert times.not_judged == {LEAST_NIGHTS - 1: 1, 0: 1}
     nights = [night_of(i, [cell_for()]) for i in range(1, 4)]
     shown = text_of(NightKind.COMPARISON, compare(nights, nights[-1], night_of(4, [cell_for(seconds=50)])))
-    assert "the times of 1 cells are not judged: their history has 3 nights, and 5 are needed\n" in shown
+    assert "the times of 1 cell are not judged: their history has 3 nights, and 5 are needed\n" in shown
 
 
 def test_times_of_failures_count_for_nothing() -> None:

@@ -300,7 +300,7 @@ def test_a_night_is_not_resumed_with_other_libraries(tmp_path: Path) -> None:
     said: list[str] = []
     for _ in range(2):
         assert not run_night(config, Settings(harness=STUB, say=said.append)).finished
-    assert "resuming night 1: 1 of 2 cells are recorded" in said
+    assert "resuming night 1: 1 of 2 cells recorded" in said
     (folder / "libggml.so").write_text("another")
     night = run_night(config, Settings(harness=STUB, say=said.append))
     assert night.number == 2

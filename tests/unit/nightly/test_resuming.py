@@ -94,7 +94,7 @@ def test_what_has_changed_begins_a_new_night_and_is_named(tmp_path: Path, monkey
     path = unfinished(tmp_path, a="pass", b="pass")
     said: list[str] = []
     run_night(read_config(path), Settings(harness=STUB, say=said.append))
-    assert said[0] == "resuming night 1: 1 of 2 cells are recorded"
+    assert said[0] == "resuming night 1: 1 of 2 cells recorded"
     with History(tmp_path / "nightly.sqlite") as history:
         assert history.night(1).finished
         assert not history.night(1).missing
@@ -128,7 +128,7 @@ def test_what_was_opened_for_a_kernel_is_part_of_a_night(tmp_path: Path) -> None
     said: list[str] = []
     os.utime(library, (1, 1))
     run_night(read_config(path), Settings(harness=STUB, say=said.append))
-    assert said[0] == "resuming night 1: 1 of 2 cells are recorded"
+    assert said[0] == "resuming night 1: 1 of 2 cells recorded"
     again = tmp_path / "again"
     again.mkdir()
     path = unfinished(again, a=f"opens {library}", b="pass")

@@ -149,7 +149,7 @@ FIXES = "the codes of Q8_1 are sequential: code k belongs to value k; or: the lo
         (recordings.unverified, "BROKEN OFF in 6.0 s: 2 of 4 rungs passed · first: tokens: llama.cpp died in graft "
          "(SIGSEGV) · more: gguf-verify explain llama.cpp"),
         (interrupted, "INTERRUPTED in 6.0 s: 2 of 4 rungs passed · first: interrupted by SIGINT · more: "
-         "gguf-verify explain coverage"),
+         "gguf-verify explain interrupted"),
     ],
     ids=["pass", "fail", "raises", "broken off", "interrupted"],
 )  # fmt: skip

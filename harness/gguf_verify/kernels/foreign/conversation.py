@@ -36,6 +36,8 @@ from .operands import MemoryFile
 
 #: After this many calls that exceeded the time limit, no more calls are made, so that the run ends.
 _MOST_HANGS = 3
+#: Least time limit in seconds for a start, which imports NumPy in a sandbox even for a kernel with short calls.
+LEAST_START = 20.0
 _MOST_MESSAGE = 1 << 14
 #: Seconds for all of the last questions to a process, which need no call of the kernel.
 _LAST = 10.0
@@ -167,7 +169,8 @@ class Conversation:
         name: the kernel's name, for faults that end the run.
         start: starts the process.
         time_limit: seconds for a call.
-        start_limit: seconds for the first message, which the process sends unprompted.
+        start_limit: most seconds for the first message, which the process sends unprompted: ten times the time limit,
+            if that is from 20 s to these; the time limit itself if that is longer.
         fault: the exception to raise.
         opened: records the files that its processes map.
     """
@@ -184,7 +187,8 @@ class Conversation:
     ) -> None:
         self.who, self._name, self._start, self._fault = who, name, start, fault
         self._opened = Opened() if opened is None else opened
-        self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
+        self._time_limit = time_limit
+        self._start_limit = max(time_limit, min(start_limit, max(LEAST_START, 10 * time_limit)))
         self.process: ChildProcess | None = None
         #: Asks a new process its first questions; and one that is to be ended, and still answers, its last ones.
         self.begun: Callable[[Conversation], object] = _ask_nothing

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...hosts.base import outside
 from ...hosts.memory import GUARD_BYTES, POISON, POISON_16
 from ...support.errors import FindingKind, KernelFinding
+from ...support.text import counted
 from .operands import Operand
 
 Bytes = npt.NDArray[np.uint8]
@@ -41,7 +42,7 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
         at_start.array_in(expected)[...] = made
         wrong = int((expected != inside).sum())
         if wrong:
-            words = f"the kernel wrote outside its output: {wrong} bytes between or after its rows"
+            words = f"the kernel wrote outside its output: {counted(wrong, 'bytes')} between or after its rows"
             raise KernelFinding("outside", words)
     return made
 
@@ -84,7 +85,7 @@ def unchanged(what: str, now: Bytes, before: Bytes) -> None:
                 first = first if wrong else at + int(differ[0])
             wrong += max(1, len(differ))
     if wrong:
-        raise KernelFinding("input", f"the kernel modified its {what}: {wrong} bytes, the first at {first}")
+        raise KernelFinding("input", f"the kernel modified its {what}: {counted(wrong, 'bytes')}, the first at {first}")
 
 
 #: Beginnings of faults: two runs on the same inputs gave other outputs, at the same addresses, only at others, or only

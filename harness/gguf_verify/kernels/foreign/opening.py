@@ -55,7 +55,9 @@ class Named:
         assert self.declaration is not None
         if not self.declaration.is_file():
             said = printable(str(self.declaration), 200)
-            raise UsageError(f"{said}, the file for its declaration, does not exist")
+            raise UsageError(
+                f"{said}, the file for its declaration, does not exist: write formats, semantics and parameters into it"
+            )
         found = parse(read_text(self.declaration), bool(self.symbol), self.kind)
         folder = self.declaration.parent
         loaded = [os.path.abspath(put_in(path, folder)) for path in found.libraries]

@@ -25,7 +25,7 @@ from .copies import Copies
 from .opened import Opened
 from .python_kernel import runner_of
 
-#: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
+#: Most seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
 
 
@@ -35,7 +35,7 @@ class Source(ABC):
     name: str
     #: Whether it runs on the host of the run. If not, its own code chooses the device.
     on_host: bool = False
-    #: Seconds for its first message; the time limit of a call replaces it if longer.
+    #: Most seconds for its first message; see `Conversation`.
     start_limit: float = START_LIMIT
 
     #: Description of code that is not compiled here.
@@ -88,7 +88,7 @@ class File(Source):
     Args:
         asked: the first message to its process.
         oracle: FILE.py and NAME of its oracle, if it has one.
-        start_limit: seconds for its first message; the time limit of a call replaces it if longer.
+        start_limit: see `Source`.
         close: called when it is not started again.
         on_host: see `Source`.
         named: its files besides its oracle. In the sandbox its processes see copies of their folders.

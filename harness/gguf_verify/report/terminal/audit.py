@@ -15,7 +15,6 @@ from ...audit.many import Audits, Unopened
 from ...audit.record import Audit
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
-from ...gguf.rules import RULES, Rule
 from ...support.command_line import shown
 from ...support.text import byte_range, counted, printable
 from ..writer import Form
@@ -156,7 +155,7 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     yield "versions", f"gguf-verify {h.gguf_verify}{llama}"
     ggml = f"ggml {h.ggml} · " if h.ggml else ""
     yield "", f"{ggml}python {h.python} · numpy {h.numpy} · gguf {h.gguf} · {h.platform}"
-    about = [printable(h.file, 200), f"{h.size:,} bytes", printable(h.architecture or "", 40)]
+    about = [printable(h.file, 200), counted(h.size, "bytes"), printable(h.architecture or "", 40)]
     yield "file", " · ".join(filter(None, about))
     yield from (("sha256" if not i else "", d) for i, d in enumerate(h.sha256 or ["not computed"]))
     if audit.sample:
@@ -244,7 +243,7 @@ def _of_one_rule(audit: Audit, findings: Sequence[Finding], waived: str) -> Iter
         found, label = findings, ""
     for f in found[: 1 if counts else MOST_OF_RULE]:
         yield Text(f"{'':8}{label}at {_where(f, split)}: found {f.found}; expected {f.expected}")
-    yield Text(f"{'':8}{first.why}. {_rule(first).cure}")
+    yield Text(f"{'':8}{first.why}. {first.rule.cure}")
     yield Text(f"{'':8}-v lists each finding", DIM)
 
 
@@ -261,10 +260,6 @@ def _shares(audit: Audit, counts: Sequence[tuple[Content, int]], unit: str) -> s
 
 def _blocks(content: Content) -> int:
     return 0 if content.scan is None else content.scan.blocks
-
-
-def _rule(finding: Finding) -> Rule:
-    return next(rule for rule in RULES.values() if rule.id == finding.id)
 
 
 def _where(f: Finding, split: bool) -> str:
@@ -302,7 +297,7 @@ def _verdict(audit: Audit) -> Text:
     if worst := audit.refused or next(iter(findings), None):
         first = "" if worst is audit.refused else f"{worst.id} at {_where(worst, len(audit.files) > 1)}"
         more = f"gguf-verify explain {worst.id}"
-        return verdict_line(verdict, words, ("first", first), ("fix", _rule(worst).cure), ("more", more))
+        return verdict_line(verdict, words, ("first", first), ("fix", worst.rule.cure), ("more", more))
     left = "" if not audit.unverified else ": ".join(map(printable, audit.unverified[0]))
     more = f"gguf-verify explain {audit.verdict.replace(' ', '-')}" if audit.exit_code and not audit.sample else ""
     return verdict_line(verdict, words, ("first", left), ("more", more))

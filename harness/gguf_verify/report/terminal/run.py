@@ -133,7 +133,8 @@ def _verdict(report: Report) -> Text:
         return verdict_line((heading, BOLD if report.costs.gemms else WARN), f" in {report.seconds:.1f} s: {found}")
     if not report.exit_code:
         return verdict_line(verdict, words)
-    name = next((culprit for culprit in report.culprits if culprit != "coverage"), "coverage")
+    cut_short = "interrupted" if report.verdict == "interrupted" else "coverage"
+    name = next((culprit for culprit in report.culprits if culprit != "coverage"), cut_short)
     return verdict_line(
         verdict, words, ("first", run_words.first_left(report)), ("more", f"gguf-verify explain {name}")
     )

@@ -17,6 +17,7 @@ from ...checks import AGAIN, ALONE
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
 from ...results.failures import Failure
+from ...support.text import counted
 from ..calls import calling
 from ..explain import Explanations, Place
 from ..schedules import difference
@@ -65,7 +66,7 @@ def check_again(judged: GemmJudge, made: Outputs, explanations: Explanations) ->
                 continue
         name, tensor = label(matrix.tensor, first_row), matrix.tensor
         number = matrix_of(tensor, first_row)
-        result.fail(Failure(f"{name}: at {m} tokens: {found}", tensor.name, matrix=number, call=this))
+        result.fail(Failure(f"{name}: at {counted(m, 'tokens')}: {found}", tensor.name, matrix=number, call=this))
         from ...diagnosis.experiments import Experiments
 
         tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), matrix.rows, x[:m], run.options.threads)

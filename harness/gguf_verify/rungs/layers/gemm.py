@@ -25,6 +25,7 @@ from ...semantics.order import Order
 from ...semantics.sums import Product
 from ...support.arrays import get, put
 from ...support.errors import Culprit
+from ...support.text import counted
 from ..calls import calling
 from ..exact import ExactProducts
 from ..explain import Place, WrongBytes, WrongCall
@@ -204,7 +205,7 @@ class GemmJudge:
             given: Floats | Bytes = taken.encoded if how else trial.x
             if only is not None:
                 self.result.count(ALONE)
-            detail = f" of {n} rows{trial.words} and K = {trial.k}, {m} tokens{how}"
+            detail = f" of {n} rows{trial.words} and K = {trial.k}, {counted(m, 'tokens')}{how}"
             output = Output(
                 OTHER_SHAPES, self.matrix.tensor, self.gemm.first_row + np.arange(n), y, expected, self.semantics,
                 taken.encoded, call=call, detail=detail,

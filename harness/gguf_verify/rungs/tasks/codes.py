@@ -29,7 +29,7 @@ from ...results.rungs import RungResult
 from ...semantics.dequantization import rounded_float32
 from ...semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
 from ...support.errors import KernelFault, NotRun, NotTried
-from ...support.text import printable
+from ...support.text import counted, printable
 from ..generated_inputs import drawn, every_size, special, ties_of_codes
 from ..plan import shapes_of
 from ..rounds import leave, rounds
@@ -133,14 +133,16 @@ class Codes(TaskJudge):
         at = 0
         for wanted, given in domain.m.parts(len(x)):
             part = x[at + np.arange(given) % wanted]
-            self.correct(self._call(call, tensor, f"the model's activations, {given} tokens from {at}", part, at))
+            self.correct(
+                self._call(call, tensor, f"the model's activations, {counted(given, 'tokens')} from {at}", part, at)
+            )
             at += wanted
 
     # ---- others ------------------------------------------------------------------------------------------------------
 
     def _call(self, call: Call, tensor: Tensor, values: str, x: Floats, start: int | None = None) -> TaskCall:
         """A call with activations as the kernel gets them, rounded to its type."""
-        words = f"{values}: at {len(x)} tokens, K = {x.shape[1]}"
+        words = f"{values}: at {counted(len(x), 'tokens')}, K = {x.shape[1]}"
         return TaskCall(call, tensor, partial(self._held, x), words, values, start)
 
     def _held(self, x: Floats) -> Floats:
@@ -157,7 +159,7 @@ class Codes(TaskJudge):
 
         for m, k in dict.fromkeys((m, k) for m, _, k in shapes_of(domain, self._size, seed, self.brief)):
             call = Call(kind="probe", number=next(numbers), m=m, k=k)
-            yield TaskCall(call, tensor, partial(random, m, k), f"drawn: at {m} tokens, K = {k}", "drawn")
+            yield TaskCall(call, tensor, partial(random, m, k), f"drawn: at {counted(m, 'tokens')}, K = {k}", "drawn")
         wide = [k for k in (-(-c * 32 // self._size) * self._size for c in _COLUMNS) if k in domain.k]
         for k in dict.fromkeys(wide):
             for name, values in (
@@ -174,7 +176,7 @@ class Codes(TaskJudge):
         """Random activations."""
         for m, _, k in self.small_shapes(self._size):
             make = partial(self._held, drawn((m, k), self._like, self.seed))
-            yield TaskCall(Call(kind="schedule", m=m, k=k), tensor, make, f"at {m} tokens, K = {k}")
+            yield TaskCall(Call(kind="schedule", m=m, k=k), tensor, make, f"at {counted(m, 'tokens')}, K = {k}")
 
     def repeating(self, tensor: Tensor) -> Repeating:
         """Calls in which values repeat."""

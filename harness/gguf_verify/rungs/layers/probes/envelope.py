@@ -30,7 +30,7 @@ from ....results.rungs import RungResult
 from ....semantics.order import Order
 from ....semantics.sums import Product
 from ....support.errors import KernelFault, NotRun
-from ....support.text import printable
+from ....support.text import counted, printable
 from ...calls import calling
 from ...explain import Explanations, Place, WrongCall
 from ...generated_inputs import representable
@@ -445,7 +445,7 @@ class TypeProbes:
             of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
         m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
         how = ", given their bytes" if call.given else beside
-        detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
+        detail = f" of {probe.n} rows and K = {probe.k}, {counted(m, 'tokens')}{how}{special_words}"
         # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
         result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
         first = None

@@ -32,7 +32,7 @@ from ....semantics.drawn import keys_of_slots
 from ....semantics.exact import product
 from ....semantics.gates import judge
 from ....support.errors import EnvironmentFault, KernelFault, NotTried
-from ....support.text import printable
+from ....support.text import counted, printable
 from ...calls import calling
 from ...explain import Explanations, Place
 from ...generated_inputs import drawn
@@ -83,9 +83,8 @@ class _Probe:
     @property
     def words(self) -> str:
         m, top_k = self.routing.ids.shape
-        return (
-            f"{self.routing.experts} experts{self.of}, {m} tokens, top_k = {top_k}, {self.how}; N={self.n}, K={self.k}"
-        )
+        tokens = counted(m, "tokens")
+        return f"{self.routing.experts} experts{self.of}, {tokens}, top_k = {top_k}, {self.how}; N={self.n}, K={self.k}"
 
 
 class RoutingProbes:
