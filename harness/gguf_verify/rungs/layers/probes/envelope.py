@@ -317,6 +317,8 @@ class TypeProbes:
         takes, of_codes = self._semantics.activations, probe.values in ENCODED
         if of_codes and (takes is None or (probe.values == "codes of -128" and takes is not Q8_1)):
             return
+        if "every half of a field" in (probe.blocks, probe.values) and not self._inputs.has_halves(probe):
+            return
         of_codes |= bool(probe.data) and takes is not None
         rows = self._inputs.weights(probe)
         try:
