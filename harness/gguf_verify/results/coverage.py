@@ -108,7 +108,7 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
         line, last: the numbers of the first and the last line, from 1.
         source: the text of the first line, shortened.
         branch: whether it is a branch.
-        comparison: of a comparison that is no branch, the outcome that it had in all calls; "" for others.
+        comparison: of a comparison that is no branch, the outcome that it had in all calls; absent for others.
         unreachable: the author's reason why no input reaches it; "" without one.
         impossible: what shows that no product in the kernel's domain reaches it; "" without.
     """
@@ -118,7 +118,7 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     source: str
     branch: bool
-    comparison: str = ""
+    comparison: str | msgspec.UnsetType = msgspec.UNSET
     unreachable: str = ""
     impossible: str = ""
 
@@ -259,7 +259,7 @@ def _never(file: str, text: Sequence[str], executed: Executed, impossible: Mappi
             last=places.get(line, line),
             source=printable(text[line - 1].strip(), _MOST_SOURCE) if line <= len(text) else "",
             branch=line in branches,
-            comparison=alike.get(line, ""),
+            comparison=alike.get(line, msgspec.UNSET),
             unreachable=marked.get(line, ""),
             impossible=printable(impossible.get(line, ""), _MOST_SOURCE),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +195,9 @@ def nothing(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]
     pass
 
 
-def verified(gemm: Callable[[Any, Any, Shape], Any], semantics: str = "q8_1", probes: str = "brief") -> Report:
+def verified(
+    gemm: Callable[[Any, Any, Shape], Any], semantics: str = "q8_1", probes: Literal["brief", "full"] = "brief"
+) -> Report:
     options = Options(prompt="Once", tensor=ONE, n_predict=1, threads=2, progress=False, probes=probes)
     tried = kernel(formats=["Q4_0"], semantics=semantics)(gemm)
     return verify(FIXTURES / "tiny-Q4_0.gguf", tried, "cpu", ["layers"], options)

@@ -230,16 +230,10 @@ class Reporter:
         # those of conditions first
         numbers = sorted(self._numbers, key=lambda of: not of[1].compared)[:_MOST_NUMBERS]
         listed = [[files[file], of.line, of.value, of.period] for file, of in numbers]
-        outcomes = [
-            [
-                files[self._places[number][0]],
-                self._places[number][1],
-                number << 32 | which,
-                self._operators[number],
-                *of,
-            ]
-            for (number, which), of in values.items()
-        ]
+        outcomes = []
+        for (number, which), ((seen,), different) in values.items():
+            (file, line), digest = self._places[number], zlib.crc32(repr(sorted(different)).encode())
+            outcomes.append([files[file], line, number << 32 | which, self._operators[number], seen, digest])
         said = {
             "files": list(files), "comparisons": records, "passes": passes, "numbers": listed, "outcomes": outcomes
         }  # fmt: skip
