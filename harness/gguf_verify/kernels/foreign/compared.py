@@ -97,8 +97,8 @@ class Comparisons:
                 name = self._compiled.source.author_of(file)
                 if name is not None:
                     of_line = found.setdefault((printable(name, 200), line), [])
-                    # instances of a template are one code, whatever the constants in it
-                    of_line.append((zlib.crc32(f"{column} {operator}".encode()), constant, operator, value))
+                    number = zlib.crc32(f"{column} {operator} {constant}".encode())  # one of all types and instances
+                    of_line.append((number, constant, operator, value))
             self._listed[fmt] = found
         return self._listed[fmt]
 
