@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gguf_verify.formats.q4_0 import Q4_0
+from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.value_comparisons import comparisons_in
 from gguf_verify.results.coverage import Executed, Execution, Noted, Outcomes, coverage_of
 from gguf_verify.results.report import Report
+from gguf_verify.rungs.layers.probes.observing import Observed
 from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED
+from tests.rungs.rungs.test_compared_shapes import opened_probes
+from tests.support.foreign_runs import Q4_0 as Q4_0_MODEL
 from tests.support.foreign_runs import altered, verified
 
 traced = pytest.mark.skipif(checks_fault() is not None, reason=f"comparisons are not traced: {checks_fault()}")
@@ -157,3 +163,18 @@ def test_values_of_a_kernel_in_python(statement: str, found: int, tmp_path: Path
     report = verified(f"{path}:gemm", "layers", probes="full")
     assert report.exit_code == EXIT_VERIFIED
     assert [source[:12] for source in listed(report)] == [statement[:12]] * found
+
+
+@traced
+def test_calls_of_the_plan_are_observed_while_a_comparison_had_one_outcome(tmp_path: Path) -> None:
+    path = altered(tmp_path, "cuda_q4_0.cu", "    y[i] = acc;", '    acc *= "\\1\\1"[M == 5];\n    y[i] = acc;')
+    with open_model(Q4_0_MODEL) as model, opened_probes(f"{path}:gemm", model) as (run, huge):
+        observed, kernel = Observed(run, Q4_0, huge), run.kernel.of(Q4_0, 1, 1, 32)
+        rows, x = np.zeros((33, 36), np.uint8), np.zeros((5, 72), np.uint8)
+        for m in (3, 4):
+            observed((m, 33, 64))
+        assert kernel.one_sided == 1
+        observed.observe_plan([((4, 33, 64), rows, x[:4])])
+        assert kernel.one_sided == 1
+        observed.observe_plan([((5, 33, 64), rows, x)])
+        assert kernel.one_sided == 0
