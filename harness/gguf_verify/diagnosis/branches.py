@@ -7,7 +7,8 @@ comparison with an outcome that occurs only in the wrong one is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,10 @@ from .operands import Bytes
 #: blocks of a call that are traced; multiplications of a call with all operands; and comparisons that are named: more
 #: say nothing.
 _OUTPUTS, _FEWEST_OUTPUTS, _ROWS, _TOKENS, _MOST_BLOCKS, _MOST_WORK, _FEW = 32, 8, 16, 8, 64, 1 << 24, 2
+#: Units of K that are tried by themselves.
+_MOST_UNITS = 32
+#: Of so many correct calls, at most one has two outcomes that are named.
+_RARELY = 8
 
 Activations = npt.NDArray[Any]
 #: Comparisons, each with a bit of `Operands.outcomes`.
@@ -52,14 +57,55 @@ def first_taken(calls: Calls, token: int, row: int) -> FaultMatch | None:
             right, fewest = [alone, *_right_parts(calls)], 2
         if len(right) < fewest:
             return None
-        taken -= set().union(*(_taken(calls, *operands) for operands in right))
+        of_right = [_taken(calls, *operands) for operands in right]
+        places, how = _places(taken - set().union(*of_right)), "behind a branch that no correct call takes"
+        if not places and (of_unit := _wrong_unit(calls, *alone)) is not None:
+            # with one block, comparisons are made once: those that are true together show
+            units = [_taken(calls, *unit) for unit in itertools.islice(_right_units(calls, right), _OUTPUTS)]
+            places = _places(_together(_taken(calls, *of_unit), units)) if len(units) > 1 else places
+            how = "behind conditions that correct calls rarely meet together"
     except (KernelFault, EnvironmentFault):
         return None
-    places = dict.fromkeys(comparison.place for comparison, _ in sorted(taken, key=lambda one: one[0].number))
     if not 0 < len(places) <= _FEW:
         return None
     lines = " and ".join(in_words(place, calls.kernel.texts) for place in places)
-    return observed("first-taken-branch", f"wrong behind a branch that no correct call takes: {lines}")
+    return observed("first-taken-branch", f"wrong {how}: {lines}")
+
+
+def _places(taken: _Taken) -> dict[str, None]:
+    return dict.fromkeys(comparison.place for comparison, _ in sorted(taken, key=lambda one: one[0].number))
+
+
+def _wrong_unit(calls: Calls, rows: Bytes, x: Activations) -> tuple[Bytes, Activations] | None:
+    """The first unit of K that is wrong by itself, of a product; None if none is."""
+    part = replace(calls, rows=rows, x=x)
+    units = min(calls.k // calls.fmt.unit, _MOST_UNITS) if calls.fmt.unit in calls.kernel.domain.k else 0
+    each = (part.first_columns(1, start) for start in range(units))
+    return next((unit for unit in each if calls.wrong(calls.run(*unit), calls.exact(*unit)).any()), None)
+
+
+def _right_units(calls: Calls, right: Sequence[tuple[Bytes, Activations]]) -> Iterator[tuple[Bytes, Activations]]:
+    """Units of K of correct products that are correct by themselves: the first one of each, then the next ones."""
+    for start in range(min(calls.k // calls.fmt.unit, _MOST_UNITS)):
+        for rows, x in right:
+            part = replace(calls, rows=rows, x=x)
+            if start < part.k // calls.fmt.unit:
+                unit = part.first_columns(1, start)
+                if not calls.wrong(calls.run(*unit), calls.exact(*unit)).any():
+                    yield unit
+
+
+def _together(taken: _Taken, of_right: Sequence[_Taken]) -> _Taken:
+    """Outcomes of two comparisons on one line of which correct calls rarely have both: what is wrong then may be within
+    the bound of a larger output. GCC evaluates both sides of `a && b` where that is cheap, so that each outcome also
+    occurs without the other one."""
+    pairs = itertools.combinations(sorted(taken, key=lambda one: (one[0].place, one[0].number, one[1])), 2)
+    found: _Taken = set()
+    for one, other in pairs:
+        beside = one[0] != other[0] and one[0].place == other[0].place
+        if beside and _RARELY * sum(one in right and other in right for right in of_right) <= len(of_right):
+            found |= {one, other}
+    return found
 
 
 def _repeated(calls: Calls, row: int, token: int) -> tuple[Bytes, Activations]:

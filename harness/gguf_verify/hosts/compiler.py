@@ -42,6 +42,7 @@ from .extents import padded, with_extents
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
+from .value_comparisons import DUMPS, MOST_DUMPED, comparisons_in
 
 # -ffp-contract=off: a fused multiply-add only occurs where the kernel requests one.
 # -fno-strict-aliasing: kernels read packed bytes as words, which nvcc allows.
@@ -75,13 +76,15 @@ class Built(NamedTuple):
     """A shared library or an object, and the files that it was made from besides the unit and the tables.
 
     `notes` are GCC's on the branches of a unit that counts what it executes; empty for another one. `unseen` are words
-    for conversions that a traced unit does not note; "" if it notes all.
+    for conversions that a traced unit does not note; "" if it notes all. `comparisons` are those noted, in JSON:
+    lists of the fields of `value_comparisons.ValueComparison`.
     """
 
     content: bytes
     files: tuple[str, ...]
     notes: bytes = b""
     unseen: str = ""
+    comparisons: bytes = b""
 
 
 #: Kinds of builds, each of which has a runner of thread blocks.
@@ -560,7 +563,7 @@ def _linked(
             library = with_extents(library, made.content)
         if foreign:
             library = with_limits(library, made.content)
-        return Built(library, tuple(dict.fromkeys([*made.files, *files])), made.notes, made.unseen)
+        return Built(library, tuple(dict.fromkeys([*made.files, *files])), made.notes, made.unseen, made.comparisons)
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -583,6 +586,9 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         # the list would otherwise name the compiler's temporary file.
         listing = ["-pipe", f"-Wa,--MD,{of_assembler}"] if foreign and _is_gcc() else []
         command += [] if apart else listing
+        dump = folder / "unit.dump"
+        if foreign and _TRACED in options:
+            command += [f"{DUMPS}{dump}"]
         # The emulator's own units are compiled once: precompiling a header takes longer than it saves of them.
         header = None if root.name == "emulator" else precompiled(plain, True) if foreign else precompiled(plain)
         of_header = tuple[str, ...]()
@@ -590,7 +596,8 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         if header and _TRACED in options:
             from .conversion_notes import Noting  # only here: most processes compile no such unit
 
-            plain_command = [compiler(), *FLAGS, *folders, *options, "-include", str(header), *listing]
+            dumping = [f"{DUMPS}{dump}"] if foreign else []
+            plain_command = [compiler(), *FLAGS, *folders, *options, *dumping, "-include", str(header), *listing]
             shown = [header.parent, *folders_of(compiler())]  # a shell runs it, too
             noting = Noting(plain_command, f"{root}/cpu/", lambda of: _run(of, root, folder, shown))
             # the unit must still be compiled without notes, if they take too long
@@ -618,7 +625,16 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         read = _read_files(listed, folder)
         also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
         notes = read_limited(compiled.with_suffix(".gcno")) if COUNTS[0] in options else b""
-        return Built(read_limited(compiled), (*read, *also, *of_header), notes, unseen)
+        comparisons = _listed_comparisons(dump, f"{root}/cpu/") if foreign and _TRACED in options else b""
+        return Built(read_limited(compiled), (*read, *also, *of_header), notes, unseen, comparisons)
+
+
+def _listed_comparisons(dump: Path, authors: str) -> bytes:
+    """Return the comparisons in GCC's dump of a unit, as JSON; nothing if it has none."""
+    with contextlib.suppress(EnvironmentFault):  # a version without such a dump, or a very large one
+        text = read_limited(dump, MOST_DUMPED).decode("latin-1")
+        return json.dumps(comparisons_in(text, authors)).encode()
+    return b""
 
 
 #: An operand that is a counter of gcov.

@@ -315,6 +315,7 @@ class CpuHost(Host):
         parts = {"code": built.content, "limits": as_json(limits)}
         parts |= {"notes": built.notes} if built.notes else {}
         parts |= {"unseen": built.unseen.encode()} if built.unseen else {}
+        parts |= {"comparisons": built.comparisons} if built.comparisons else {}
         parts |= {} if checked else {"of_thread": library_of_thread()}
         made = {entry: Artefact(name, parts) for name, entry in named.items()}
         by = compiler_version()

@@ -199,6 +199,8 @@ class Kernel(Candidate):
     numbers: Sequence[CodeNumber] = ()
     #: Of a kernel that `compares` in calls: what the last call of `compared` cost, in multiply-adds.
     observed_cost = 0
+    #: The number of comparisons in its code whose outcome is a value, and was the same in all calls of `compared`.
+    one_sided = 0
     #: The arguments of a mixture-of-experts kernel, None for others: see `routed`.
     takes_experts: Taken | None = None
 

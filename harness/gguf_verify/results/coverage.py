@@ -18,11 +18,49 @@ Branches = Mapping[tuple[int, int], tuple[bool, ...]]
 
 
 @dataclass(frozen=True)
+class Outcomes:
+    """The outcomes of a comparison, which is no branch, in the calls in which comparisons were observed.
+
+    Args:
+        operator: of `a operator b`, or of its opposite: "==", "<" or "<=".
+        seen: bit 0: a < b, 1: a = b, 2: a > b; 3 to 5: the same of integers read as unsigned.
+        varied: whether its operands differed between calls with one type of weights.
+    """
+
+    operator: str
+    seen: int
+    varied: bool
+
+    def with_(self, other: Outcomes) -> Outcomes:
+        """The outcomes in the calls of both."""
+        return Outcomes(self.operator, self.seen | other.seen, self.varied or other.varied)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether it had one outcome only, though its operands differed."""
+        true = {"==": 2, "<": 1, "<=": 3}[self.operator]
+        both = any(seen & true and seen & ~true for seen in (self.seen & 7, self.seen >> 3))
+        return self.varied and not both
+
+    @property
+    def words(self) -> str:
+        """The outcome that it had in all calls."""
+        if self.operator != "==":
+            return "compared the same way in every call"
+        return "never compared equal" if self.seen & 5 else "always compared equal"
+
+
+#: Line, and the number of a comparison in it → its outcomes.
+Comparisons = Mapping[tuple[int, int], Outcomes]
+
+
+@dataclass(frozen=True)
 class Executed:
     """The code of one file that was executed. Instances of a template are one code."""
 
     lines: Lines = field(default_factory=dict)
     branches: Branches = field(default_factory=dict)
+    comparisons: Comparisons = field(default_factory=dict)
 
     def with_(self, other: Executed) -> Executed:
         """The code that was executed in one or the other."""
@@ -31,7 +69,10 @@ class Executed:
             lines[line] = ran or lines.get(line, False)
         for at, ways in other.branches.items():
             branches[at] = tuple(a or b for a, b in zip_longest(ways, branches.get(at, ()), fillvalue=False))
-        return Executed(lines, branches)
+        comparisons = {**self.comparisons}
+        for at, outcomes in other.comparisons.items():
+            comparisons[at] = outcomes.with_(comparisons[at]) if at in comparisons else outcomes
+        return Executed(lines, branches, comparisons)
 
 
 @dataclass(frozen=True)
@@ -59,13 +100,15 @@ def joined(parts: Iterable[Mapping[str, Executed]]) -> dict[str, Executed]:
 
 
 class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines in a row that were not executed, or a branch of an executed line that was not taken each way.
+    """Lines in a row that were not executed, a branch of an executed line that was not taken each way, or a comparison
+    on it whose outcome is a value and was the same in all calls in which comparisons were observed.
 
     Args:
         file: as its author names it.
         line, last: the numbers of the first and the last line, from 1.
         source: the text of the first line, shortened.
         branch: whether it is a branch.
+        comparison: of a comparison that is no branch, the outcome that it had in all calls; absent for others.
         unreachable: the author's reason why no input reaches it; "" without one.
         impossible: what shows that no product in the kernel's domain reaches it; "" without.
     """
@@ -75,6 +118,7 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     source: str
     branch: bool
+    comparison: str | msgspec.UnsetType = msgspec.UNSET
     unreachable: str = ""
     impossible: str = ""
 
@@ -86,7 +130,7 @@ class NeverRan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def what(self) -> str:
         """What did not happen there."""
-        return "went one way only" if self.branch else "never ran"
+        return self.comparison or ("went one way only" if self.branch else "never ran")
 
     @property
     def words(self) -> str:
@@ -148,6 +192,32 @@ _MOST_SOURCE = 100
 _MARK = re.compile(r"(?://|#)\s*gguf-verify:\s*unreachable\s+because\s+(.+)")
 
 
+class Noted:
+    """Notes the outcomes of comparisons in calls.
+
+    Attributes:
+        outcomes: file → its comparisons, by line and number.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, dict[tuple[int, int], Outcomes]] = {}
+        self._operands: dict[tuple[object, ...], object] = {}
+
+    def note(self, fmt: str, file: str, at: tuple[int, int], outcomes: Outcomes, operands: object) -> None:
+        """Note a comparison in a call with a type of weights; `operands` are compared with those of other calls."""
+        of_file, varied = (
+            self.outcomes.setdefault(file, {}),
+            self._operands.setdefault((fmt, file, at), operands) != operands,
+        )
+        new = Outcomes(outcomes.operator, outcomes.seen, varied)
+        of_file[at] = of_file[at].with_(new) if at in of_file else new
+
+
+def one_sided(compared: Mapping[str, Comparisons]) -> int:
+    """The number of comparisons, of files, that had one outcome only."""
+    return sum(of.one_sided for file in compared.values() for of in file.values())
+
+
 def coverage_of(
     execution: Execution | None, texts: Mapping[str, str], impossible: Mapping[str, Mapping[int, str]] | None = None
 ) -> CodeCoverage | None:
@@ -179,13 +249,17 @@ def _never(file: str, text: Sequence[str], executed: Executed, impossible: Mappi
         run = [line for line, _ in group]
         places |= {} if ran else {run[0]: run[-1]}
     branches = {line for (line, _), ways in executed.branches.items() if executed.lines.get(line) and not all(ways)}
-    for line in sorted(branches | places.keys()):
+    never = {line for first, last in places.items() for line in range(first, last + 1)} | branches
+    alike = {line: of.words for (line, _), of in sorted(executed.comparisons.items(), reverse=True) if of.one_sided}
+    alike = {line: words for line, words in alike.items() if line not in never and executed.lines.get(line, True)}
+    for line in sorted(branches | places.keys() | alike.keys()):
         yield NeverRan(
             file=printable(file, _MOST_SOURCE),
             line=line,
             last=places.get(line, line),
             source=printable(text[line - 1].strip(), _MOST_SOURCE) if line <= len(text) else "",
             branch=line in branches,
+            comparison=alike.get(line, msgspec.UNSET),
             unreachable=marked.get(line, ""),
             impossible=printable(impossible.get(line, ""), _MOST_SOURCE),
         )

@@ -25,6 +25,8 @@ Places = list[tuple[int, int]]
 #: one; then the same below zero. Fields of float32 get the same values: their own least ones vanish in a product.
 HALVES = (0, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF)
 _HALVES = np.array([*HALVES, *(bits | 0x8000 for bits in HALVES)], np.uint16)
+#: Halves that are neither infinite nor NaN.
+FINITE_HALVES = 2 * 31 * 1024
 #: Parts of a floating-point number that are fields of a layout by themselves.
 _PARTS = {"sign", "exponent", "mantissa", "unused"}
 #: Members of an array that are also set one by one, at most.
@@ -93,6 +95,25 @@ def every_class(fmt: BlockFormat, blocks: Bytes) -> Bytes:
     made = np.packbits(bits, axis=1, bitorder="little")
     for field in sums:
         fmt.view(made)[field.name] = fmt.codes(made).reshape(len(made), field.count, -1).sum(axis=-1)
+    return made
+
+
+def halves_of(fmt: BlockFormat) -> dict[str, Places]:
+    """The numbers of 16 bits that a block has once, by name: its scale, its minimum, its sum."""
+    numbers = numbers_of(fmt).items()
+    return {name: members[0] for name, members in numbers if len(members) == 1 and len(members[0]) == 16}
+
+
+def every_half(fmt: BlockFormat, block: Bytes, name: str) -> Bytes:
+    """uint8[FINITE_HALVES, block bytes]: a block uint8[block bytes] with each finite half as the number of this name.
+    Its other halves are 0, so that none hides the error of a small one."""
+    patterns = np.arange(1 << 16)
+    patterns = patterns[patterns & 0x7C00 != 0x7C00]
+    made = np.tile(block, (len(patterns), 1))
+    for of, places in halves_of(fmt).items():
+        for at, low in places:
+            made[:, at // 8] &= 0xFF ^ 1 << at % 8
+            made[:, at // 8] |= ((patterns >> low & 1) * (of == name) << at % 8).astype(np.uint8)
     return made
 
 

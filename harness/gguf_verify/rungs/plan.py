@@ -16,11 +16,13 @@ import numpy as np
 
 from ..formats.element import SLICE
 from ..kernels.domain import Domain, Extent
+from .field_classes import FINITE_HALVES
 
 #: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows. 3: fields at each class of their
 #: number format, round sizes and those around powers of two. 4: sizes past 2^24, rows of more than 2^16 columns.
 #: 5: fields of every encoding of activations, classes of weights in floats; addresses that the operands' types allow.
-PLAN = 5
+#: 6: every finite half of each field.
+PLAN = 6
 
 #: Sizes of tiles that kernels have, in tokens and in rows.
 _TILES = (8, 16, 32, 64, 96, 128, 256)
@@ -49,6 +51,8 @@ VALUE_CLASSES, BLOCK_CLASSES, _MOST_PARTS = 28, 424, 28
 #: Rows of weights that are not quantized, of numbers at each class.
 ELEMENT_CLASSES = 28
 _ROWS_OF_CLASSES = 9
+#: Halves that a block has at most, of weights and of activations.
+MOST_HALVES = 2
 #: Tokens, rows and slices of 32 values of the matrices that are multiplied in turn.
 _IN_TURN = ((5, 40, 3), (9, 33, 16))
 #: Random shapes of each family; the largest size as a power of two; a round size's divisor; and the most
@@ -61,17 +65,20 @@ _WIDE, _BESIDE = 1 << 20, (64, 1024)
 #: The largest sizes at which a product is computed, as models have.
 PLANNED = {"M": 4099, "N": max(_MANY_ROWS), "K": _MOST_K}
 
-Blocks = Literal["the model's", "any bits", "each class of each field", "what its code compares with"]
+Blocks = Literal[
+    "the model's", "any bits", "each class of each field", "every half of a field", "what its code compares with"
+]  # fmt: skip
 Values = Literal[
     "drawn",
     "special",
     "codes of -128",
     "classes of scales and sums",
     "classes of encoded fields",
+    "every half of a field",
     "what its code compares with",
 ]
 #: Activations that a kernel only gets as blocks, since no quantizer writes them.
-ENCODED: tuple[Values, ...] = ("codes of -128", "classes of encoded fields")
+ENCODED: tuple[Values, ...] = ("codes of -128", "classes of encoded fields", "every half of a field")
 
 
 @dataclass(frozen=True)
@@ -82,13 +89,14 @@ class Probe:
         tokens: the numbers of tokens of the calls, each at least 1.
         n, k: rows and columns.
         blocks: the weights' blocks: the model's, laid out anew; any bits under finite scales; those of
-            `field_classes.every_class`, or numbers of `field_classes.numbers_of_classes`; or those of `data`.
+            `field_classes.every_class`, or numbers of `field_classes.numbers_of_classes`; those of
+            `field_classes.every_half`, of one number after the other; or those of `data`.
         values: the activations: random ones and ties of codes; special ones (zeros of both signs, tiny and huge
             values); those of `field_classes.values_of_classes`, or, if they are not encoded, of `numbers_of_classes`;
             and, for kernels that take blocks, random ones with codes of -128, and blocks of
-            `field_classes.every_class`; or those of `data`.
+            `field_classes.every_class`, or those of `field_classes.every_half`; or those of `data`.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
-        first: the first of the activations that are used.
+        first: the first of the activations that are used, or of the blocks with every half.
         because: the comparison in the kernel's code that the shape or the data are a boundary of: FILE:LINE and its
             text; or "".
         data: blocks of weights and of activations (or their values), which are combined: all blocks of rows and tokens,
@@ -131,6 +139,7 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
     else:
         probes.append(sizes.probe((_CLASS_TOKENS,), ELEMENT_CLASSES, 2, blocks="each class of each field"))
     probes += sizes.of_classes(VALUE_CLASSES, "classes of scales and sums")
+    probes += sizes.of_halves() if quantized and not brief else []
     probes += drawn.few_probes(sizes) if brief else _sweeps(sizes, drawn)
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
 
@@ -251,6 +260,20 @@ class _Sizes:
             return []
         calls = min(_MOST_PARTS, -(-total // probe.tokens[0]))
         return [replace(probe, first=i * total // calls) for i in range(calls)]
+
+    def of_halves(self) -> list[Probe | None]:
+        """Calls with every half of each field of the weights, as rows of one block, and of the activations, as tokens
+        of one block: in parts where the domain is smaller."""
+        of_weights = self.probe((1,), FINITE_HALVES, 1, blocks="every half of a field")
+        of_activations = self.probe((FINITE_HALVES,), 1, 1, values="every half of a field")
+        found = list[Probe | None]()
+        for probe in (of_weights, of_activations):
+            if probe is None or not probe.tokens:
+                continue
+            calls = min(_MOST_PARTS, -(-FINITE_HALVES // (probe.n if probe is of_weights else probe.tokens[0])))
+            starts = (FINITE_HALVES * i // calls for i in range(MOST_HALVES * calls))
+            found += [replace(probe, first=start) for start in starts]
+        return found
 
 
 def near(extent: Extent, value: int, unit: int = 1) -> int | None:

@@ -404,6 +404,18 @@ def test_numbers_in_the_text_are_tried_where_comparisons_are_not_observed(
     assert any(p.n % 192 == 64 and "M >= 1500" in p.because for p in probes)
 
 
+@traced
+def test_numbers_of_code_that_compares_nothing_are_tried_beside_comparisons(model: Model, tmp_path: Path) -> None:
+    """One alone, and two of one line together, of which single thread blocks run."""
+    tricks = "    acc += ((N ^ 771) - 1) >> 31;\n    acc += (((M ^ 4660) | (K ^ 22048)) - 1) >> 31;"
+    observed = shapes_compared_in(f"{kernel_with(tmp_path, tricks)}:gemm", model)
+    assert any(probe.n == 771 and "N ^ 771" in probe.because for probe, _ in observed.probes)
+    needs = [needs for probe, needs in observed.probes if (probe.tokens, probe.k) == ((4660,), 22048)]
+    assert needs
+    assert needs[0] is not None
+    assert not observed.too_large
+
+
 #: The second of two thread blocks that arrives adds both halves of a sum, so neither can run by itself.
 OF_TWO_BLOCKS = {
     '"int64 K"]': '"int64 K", "part", "count"]',
@@ -445,6 +457,7 @@ OF_PYTHON: dict[str, Callable[[int, int, int], bool]] = {
     "if N >= 5000 and N % 64 == 0: pass": lambda m, n, k: n >= 5000 and n % 64 == 0,
     "if K > 20000: pass": lambda m, n, k: k > 20000,
     "if M * N > 300000: pass": lambda m, n, k: m * n > 300_000,
+    "name = str(M) == '31700'": lambda m, n, k: m == 31_700,
     "tile = 64 if N % 192 == 64 else 32": lambda m, n, k: n % 192 == 64,
     "TUNED.get((N, K))": lambda m, n, k: (n, k) == (896, 1024),
     "match M:\n        case 1234: pass": lambda m, n, k: m == 1234,

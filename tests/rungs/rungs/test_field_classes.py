@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,18 @@ from gguf_verify.kernels.domain import Domain, Extent
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.field_classes import (
+    FINITE_HALVES,
     classes,
     elements_of_classes,
     every_class,
+    every_half,
+    halves_of,
     numbers_of,
     numbers_of_classes,
     values_of_classes,
 )
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.rungs.plan import BLOCK_CLASSES, CLASS_ROWS, ELEMENT_CLASSES, VALUE_CLASSES, plan
+from gguf_verify.rungs.plan import BLOCK_CLASSES, CLASS_ROWS, ELEMENT_CLASSES, MOST_HALVES, VALUE_CLASSES, plan
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.verification import verify
@@ -142,6 +145,32 @@ def test_few_tokens_at_a_time() -> None:
     assert whole.tokens == (BLOCK_CLASSES,)
 
 
+@pytest.mark.parametrize("fmt", [*FORMATS.values(), *ENCODINGS.values()], ids=[*FORMATS, *ENCODINGS])
+def test_each_half_by_itself_has_every_finite_value(fmt: BlockFormat) -> None:
+    own = any_blocks(fmt, 1, 1)[0] if fmt.name in FORMATS else np.full(fmt.block_bytes, 0x11, np.uint8)
+    numbers = halves_of(fmt)
+    assert len(numbers) <= MOST_HALVES
+    for name, places in numbers.items():
+        made = np.unpackbits(every_half(fmt, own, name), axis=1, bitorder="little")
+        values = [
+            {int(v) for v in made[:, [at for at, _ in of]] @ [1 << low for _, low in of]} for of in numbers.values()
+        ]
+        finite = {bits for bits in range(1 << 16) if bits & 0x7C00 != 0x7C00}
+        assert values == [finite if of is places else {0} for of in numbers.values()]
+        assert len(made) == FINITE_HALVES == len(finite)
+        others = [i for i in range(made.shape[1]) if i not in {at for of in numbers.values() for at, _ in of}]
+        assert (made[:, others] == np.unpackbits(own, bitorder="little")[others]).all()
+
+
+def test_every_half_is_in_parts_where_few_rows_are_allowed() -> None:
+    few = [p for p in plan(Domain(n=Extent(1, 4096)), 32, True, 0) if p.blocks == "every half of a field"]
+    assert {p.n for p in few} == {4096}
+    assert {i for p in few for i in range(p.first, p.first + p.n)} >= set(range(MOST_HALVES * FINITE_HALVES))
+    whole = [p for p in plan(Domain(), 32, True, 0) if p.blocks == "every half of a field"]
+    assert [(p.n, p.first) for p in whole] == [(FINITE_HALVES, i * FINITE_HALVES) for i in range(MOST_HALVES)]
+    assert not [p for p in plan(Domain(), 32, False, 0) if "every half of a field" in (p.blocks, p.values)]
+
+
 Wrong = Callable[[npt.NDArray[np.float32], npt.NDArray[Any], npt.NDArray[Any]], object]
 
 
@@ -166,8 +195,10 @@ def nothing(y: npt.NDArray[np.float32], w: npt.NDArray[Any], x: npt.NDArray[Any]
     pass
 
 
-def verified(gemm: Callable[[Any, Any, Shape], Any], semantics: str = "q8_1") -> Report:
-    options = Options(prompt="Once", tensor=ONE, n_predict=1, threads=2, progress=False, probes="brief")
+def verified(
+    gemm: Callable[[Any, Any, Shape], Any], semantics: str = "q8_1", probes: Literal["brief", "full"] = "brief"
+) -> Report:
+    options = Options(prompt="Once", tensor=ONE, n_predict=1, threads=2, progress=False, probes=probes)
     tried = kernel(formats=["Q4_0"], semantics=semantics)(gemm)
     return verify(FIXTURES / "tiny-Q4_0.gguf", tried, "cpu", ["layers"], options)
 
@@ -183,6 +214,31 @@ def test_a_kernel_that_is_wrong_in_one_class(wrong: Wrong) -> None:
     report = verified(gemm)
     assert report.exit_code == (0 if wrong is nothing else 1)
     assert set(report.culprits) == (set() if wrong is nothing else {"kernel"})
+
+
+def by_a_table(name: str, pattern: int) -> Callable[[Any, Any, Shape], Any]:
+    """A kernel that converts halves by a table of all patterns, with one entry that is the next half."""
+    table = np.arange(1 << 16, dtype=np.uint16)
+    table[pattern] = pattern + 1
+
+    def gemm(weights: Any, activations: Any, shape: Shape) -> Any:
+        w, x = np.array(weights), np.array(activations)
+        of = (w.reshape(shape.n, -1, Q4_0.block_bytes), x.reshape(shape.m, -1, Q8_1.block_bytes))
+        view = {"w": Q4_0.view(of[0])["d"], "d": Q8_1.view(of[1])["d"], "s": Q8_1.view(of[1])["s"]}.get(name)
+        if view is not None:
+            view[...] = table[view.view(np.uint16)].view(np.float16)
+        return product(w, x, shape)
+
+    return gemm
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("w", 0x2A37), ("w", 0x8005), ("d", 0x2B13), ("s", 0x8123), ("none", 0)]
+)  # fmt: skip
+def test_a_kernel_whose_table_of_halves_has_a_wrong_entry(name: str, pattern: int) -> None:
+    report = verified(by_a_table(name, pattern), probes="full")
+    assert report.exit_code == (0 if name == "none" else 1)
+    assert set(report.culprits) == (set() if name == "none" else {"kernel"})
 
 
 def of_numbers(name: str) -> Callable[[Any, Any, Shape], Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from ...hosts.choice import HOSTS
 from ...hosts.compiler import counts_fault
 from ...hosts.gcov import MOST_COUNTERS
-from ...results.coverage import Executed, Execution, joined
+from ...results.coverage import Executed, Execution, Outcomes, joined
 from ...support.errors import EnvironmentFault, KernelFault, UsageError
 from .conversation import Conversation
 from .cuda import CudaKernels, read_text
@@ -107,8 +107,12 @@ class Executions:
         self.missing |= dict.fromkeys(unobserved)
         return files
 
-    def execution(self) -> Execution:
-        """All of it, with files under their names below the folder that holds all of them."""
+    def execution(self, compared: Mapping[str, Mapping[tuple[int, int], Outcomes]]) -> Execution:
+        """All of it, with files under their names below the folder that holds all of them.
+
+        Args:
+            compared: file → the outcomes of its comparisons that are no branches.
+        """
         self._read_logs()
         names = dict(self._names())
         missing = dict(self.missing)
@@ -116,7 +120,9 @@ class Executions:
             missing["its process ended before it reported what it had executed"] = None
         elif self._untold and not self._told:
             missing["its process ended before it reported which functions were not executed"] = None
-        return Execution({names[path]: of for path, of in self.files.items()}, tuple(missing))
+        of_values = {path: Executed(comparisons=of) for path, of in compared.items() if path in self.files}
+        files = joined((self.files, of_values))
+        return Execution({names[path]: of for path, of in files.items()}, tuple(missing))
 
     def texts(self) -> dict[str, str]:
         """The author's files: the same names → texts. A file that cannot be read is omitted."""

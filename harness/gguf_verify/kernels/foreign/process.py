@@ -26,7 +26,7 @@ from ...hosts.base import Host, Written
 from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
-from ...results.coverage import Execution
+from ...results.coverage import Execution, one_sided
 from ...results.environment import HostInfo, OpenedFiles
 from ...semantics.definition import OWN, Semantics, by_oracle
 from ...semantics.drawn import keys_of_slots
@@ -215,7 +215,7 @@ class ForeignKernel(Kernel):
 
     def executed(self) -> Execution:
         self._executions.look(self._conversation)
-        return self._executions.execution()
+        return self._executions.execution({} if self._observed is None else self._observed.noted.outcomes)
 
     @property
     def texts(self) -> Mapping[str, str]:
@@ -357,6 +357,14 @@ class ForeignKernel(Kernel):
         call, names = self._sparse(product)
         launches = self._of_blocks(product.fmt.name, names, numbers, product.needs)
         return self._comparisons.of(self._blocks, product.fmt.name, call, launches)
+
+    @property
+    def one_sided(self) -> int:  # type: ignore[override]
+        return 0 if self._observed is None else one_sided(self._observed.noted.outcomes)
+
+    @property
+    def _observed(self) -> Comparisons | Reports | None:
+        return self._comparisons if self._reports is None else self._reports
 
     def unseen(self, fmt: WeightFormat) -> str:
         return "" if self._comparisons is None else self._comparisons.unseen(fmt.name)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
 
+from ...results.coverage import Noted, Outcomes
 from ...support.errors import EnvironmentFault
 from ...support.text import printable
 from ..comparisons import CodeNumber, Compared, Comparison, Operands
@@ -44,11 +45,15 @@ _Times = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 _Record = tuple[_Index, _Line, _Key, float, float, float, float, float, float, _Outcomes, _Times]
 
 
+_Outcome = tuple[_Index, _Line, _Key, Literal["==", "<", "<="], _Outcomes, _Key]
+
+
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
     files: Annotated[list[_Path], msgspec.Meta(max_length=1000)]
     comparisons: Annotated[list[_Record], msgspec.Meta(max_length=4096)]
     passes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     numbers: Annotated[list[tuple[_Index, _Line, _Value, _Value]], msgspec.Meta(max_length=1000)]
+    outcomes: Annotated[list[_Outcome], msgspec.Meta(max_length=4096)]
 
 
 class Reports:
@@ -68,6 +73,8 @@ class Reports:
         self.cost = 0
         #: The numbers in its code outside of the comparisons that it reports.
         self.numbers: tuple[CodeNumber, ...] = ()
+        #: The outcomes of its comparisons that are no branches.
+        self.noted = Noted()
 
     @classmethod
     def in_code(cls, source: Source, time_limit: float, verbose: bool) -> Reports | None:
@@ -104,7 +111,7 @@ class Reports:
         size = said.get("size")
         if type(size) is not int or size < 0:
             self._conversation.garbage()
-        found, passes = self._read(answer["reported"][:size].tobytes() if size <= _ROOM else b"{}")
+        found, passes = self._read(fmt.name, answer["reported"][:size].tobytes() if size <= _ROOM else b"{}")
         self._passes[work] = min(passes, self._passes.get(work, passes))
         self.cost = self._cost(work, passes)
         return found
@@ -121,7 +128,7 @@ class Reports:
         least = min(self._passes.values())  # those of a call that computes next to nothing
         return least + (self._passes[nearest] - least) * work // nearest
 
-    def _read(self, raw: bytes) -> tuple[Compared, int]:
+    def _read(self, fmt: str, raw: bytes) -> tuple[Compared, int]:
         """Read an answer: the comparisons, and the passes of loops; nothing is in an invalid one."""
         try:
             said = msgspec.json.decode(raw, type=_Said)
@@ -131,6 +138,9 @@ class Reports:
                 for file, line, value, period in said.numbers
                 if names[file] is not None
             )
+            for file, line, key, operator, seen, operands in said.outcomes:
+                if names[file] is not None:
+                    self.noted.note(fmt, said.files[file], (line, key), Outcomes(operator, seen, False), operands)
             found: Compared = {}
             for file, line, key, *ends, outcomes, times in sorted(said.comparisons):
                 if names[file] is not None:

@@ -22,6 +22,8 @@ from .rewriting import AXIS, EQUAL, KEY, MEMBER, REPORTER, Number, rewritten
 
 #: Most comparisons of a call, operands of one of them, and elements of a container and of an array.
 MOST, _MOST_TIMES, _MOST_ELEMENTS, _MOST_OF_ARRAY = 2000, 20_000, 256, 1 << 16
+#: Most different operands of a comparison whose outcome is a value.
+_MOST_DIFFERENT = 64
 #: Most numbers of code that does not report.
 _MOST_NUMBERS = 200
 #: Keyword arguments of functions that compare arrays.
@@ -48,6 +50,10 @@ class Reporter:
         #: the outcomes and how often it was made, both of arrays only.
         self._made: dict[tuple[int, int], list[float]] = {}
         self._of_arrays: dict[tuple[int, int], list[int]] = {}
+        #: Number → the operator of a comparison whose outcome is a value; and, beside which of its alternatives, its
+        #: outcomes and digests of its operands.
+        self._operators: dict[int, str] = {}
+        self._values: dict[tuple[int, int], tuple[list[int], set[int]]] = {}
         self._times: dict[int, int] = {}
         self._passes = 0
 
@@ -59,6 +65,7 @@ class Reporter:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return compile(source, file, "exec", dont_inherit=True)
         self._places += [(file, line) for line in made.lines]
+        self._operators |= made.operators
         self._numbers |= dict.fromkeys((file, number) for number in made.numbers if abs(number.value) < 1 << 31)
         return code
 
@@ -73,12 +80,12 @@ class Reporter:
 
     def left(self, number: int, value: Any) -> Any:
         """Note a left operand, or what is subscripted."""
-        self._left[number] = _plain(value)
+        self._left[number] = value if isinstance(value, str) else _plain(value)
         return value
 
     def right(self, number: int, kind: int, value: Any, following: int = -1) -> Any:
         """Note a right operand; it is the left one of the comparison `following`."""
-        left, plain = self._left.get(number), _plain(value)
+        left, plain = self._left.get(number), value if isinstance(value, str) else _plain(value)
         if following >= 0:
             self._left[following] = plain
         if left is not None and plain is not None and self._may_note(number):
@@ -86,7 +93,24 @@ class Reporter:
                 self._note_right(number, kind, left, plain)
         return value
 
+    def _note_value(self, number: int, left: Any, right: Any, which: int = 0) -> None:
+        """Note the outcome of a comparison that is a value, of two numbers or two strings."""
+        kinds = {type(left), type(right)}
+        fits = kinds == {str} or kinds <= {int, float}
+        if number in self._operators and fits and len(self._values) < MOST:
+            outcome = 1 if left < right else 2 if left == right else 4
+            self._note_outcome((number, which), outcome, (left, right))
+
+    def _note_outcome(self, key: tuple[int, int], outcomes: int, operands: object) -> None:
+        """Note outcomes of a comparison that is a value, and its operands, each once."""
+        noted, different = self._values.setdefault(key, ([0], set()))
+        noted[0] |= outcomes
+        if len(different) < _MOST_DIFFERENT:
+            different.add(zlib.crc32(repr(operands).encode()))
+
     def _note_right(self, number: int, kind: int, left: Any, plain: Any) -> None:
+        if kind == EQUAL:
+            self._note_value(number, left, plain)
         if kind == MEMBER and isinstance(plain, _CONTAINERS):
             self._note_any(number, left, plain)
         elif kind == KEY and isinstance(left, dict):
@@ -137,9 +161,11 @@ class Reporter:
         if isinstance(elements, range):
             elements = (elements.start, elements.stop)
         for element in itertools.islice(elements, _MOST_ELEMENTS):
-            plain = _plain(element)
+            plain = element if isinstance(element, str) else _plain(element)
             if plain is not None:
-                self._note(number, value, plain, zlib.crc32(repr(plain).encode()))
+                which = zlib.crc32(repr(plain).encode())
+                self._note_value(number, value, plain, which)
+                self._note(number, value, plain, which)
 
     def _note(self, number: int, a: Any, b: Any, which: int) -> None:
         """Note two numbers; of two tuples, each pair after equal ones."""
@@ -176,6 +202,8 @@ class Reporter:
         noted = self._of_arrays.setdefault((number, which), [0, 0])
         noted[0] |= sum(1 << i for i, sign in enumerate((-1, 0, 1)) if (np.sign(apart[finite]) == sign).any())
         noted[1] += int(finite.sum())
+        if number in self._operators:
+            self._note_outcome((number, which), noted[0], ends)
 
     def _widen(self, key: tuple[int, int], ends: Sequence[tuple[float, float]]) -> None:
         if not all(math.isfinite(end) for pair in ends for end in pair):
@@ -192,6 +220,7 @@ class Reporter:
         made, self._made, self._left = self._made, {}, {}
         of_arrays, self._of_arrays, self._times = self._of_arrays, {}, {}
         passes, self._passes = self._passes, 0
+        values, self._values = self._values, {}
         files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _ in (*self._places, *self._numbers)))}
         records = []
         for (number, which), ends in made.items():
@@ -201,7 +230,13 @@ class Reporter:
         # those of conditions first
         numbers = sorted(self._numbers, key=lambda of: not of[1].compared)[:_MOST_NUMBERS]
         listed = [[files[file], of.line, of.value, of.period] for file, of in numbers]
-        said = {"files": list(files), "comparisons": records, "passes": passes, "numbers": listed}
+        outcomes = []
+        for (number, which), ((seen,), different) in values.items():
+            (file, line), digest = self._places[number], zlib.crc32(repr(sorted(different)).encode())
+            outcomes.append([files[file], line, number << 32 | which, self._operators[number], seen, digest])
+        said = {
+            "files": list(files), "comparisons": records, "passes": passes, "numbers": listed, "outcomes": outcomes
+        }  # fmt: skip
         return json.dumps(said).encode()
 
 

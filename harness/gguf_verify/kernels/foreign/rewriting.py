@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -23,11 +24,17 @@ from typing import TypeGuard
 REPORTER = "__gguf_verify_compares__"
 #: Packages whose decorators call the function as it is.
 _CALL = {"gguf_verify", "numpy", *sys.stdlib_module_names, *sys.builtin_module_names}
+_DIGITS = re.compile("[0-9]{1,9}")
 _LOOKUPS = ("get", "pop", "setdefault")
 #: Functions of arrays, and their methods, that compare elements.
 _ELEMENTWISE = {
     "minimum", "maximum", "fmin", "fmax", "clip", "clamp", "clamp_", "clamp_min", "clamp_max", "equal", "not_equal",
     "less", "less_equal", "greater", "greater_equal", "eq", "ne", "lt", "le", "gt", "ge", "isclose",
+}  # fmt: skip
+
+#: Python's operators, by the one of these that they or their opposites are.
+_OPERATORS: dict[tuple[type[ast.cmpop], ...], str] = {
+    (ast.Eq, ast.NotEq, ast.In, ast.NotIn): "==", (ast.Lt, ast.GtE): "<", (ast.LtE, ast.Gt): "<=",
 }  # fmt: skip
 
 #: The kinds of a comparison's right operand: another number or tuple; a container; a key; the end of a slice along an
@@ -57,12 +64,15 @@ class Rewritten:
     Args:
         tree: to be compiled.
         lines: of its comparisons, by their numbers from `first` on.
+        operators: number → "==", "<" or "<=": of `a operator b`, or of its opposite; only of comparisons whose outcome
+            is a value. Of containers and keys it is "==", with each element.
         numbers: in code outside of them.
     """
 
     tree: ast.Module
     first: int
     lines: Sequence[int]
+    operators: Mapping[int, str]
     numbers: Sequence[Number]
 
 
@@ -79,7 +89,7 @@ def rewritten(source: bytes, first: int, own: Callable[[str], bool]) -> Rewritte
     rewriter = _Rewriter(first, compiling, _given_to(tree, compiling))
     numbers = dict.fromkeys((*_compared_in(rewriter.skipped_in(tree), known), *_others(tree)))
     made = ast.fix_missing_locations(rewriter.visit(tree))
-    return Rewritten(made, first, rewriter.lines, tuple(numbers))
+    return Rewritten(made, first, rewriter.lines, rewriter.operators, tuple(numbers))
 
 
 def _compiling(tree: ast.Module, own: Callable[[str], bool]) -> set[str]:
@@ -146,7 +156,7 @@ def _is_remainder(node: ast.AST) -> TypeGuard[ast.BinOp]:
 
 
 def _others(tree: ast.Module) -> Iterator[Number]:
-    """Integers outside of comparisons and remainders."""
+    """Integers outside of comparisons and remainders, also as strings."""
     inside = {
         id(each) for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.pattern) or _is_remainder(node)
         for each in ast.walk(node)
@@ -154,6 +164,8 @@ def _others(tree: ast.Module) -> Iterator[Number]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int and id(node) not in inside:
             yield Number(node.lineno, node.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _DIGITS.fullmatch(node.value):
+            yield Number(node.lineno, int(node.value), 0, True)  # `str(M) == "317"`
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -168,6 +180,9 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, first: int, compiling: set[str], given: set[str]) -> None:
         self._first, self._compiling, self._given = first, compiling, given
         self.lines: list[int] = []
+        self.operators: dict[int, str] = {}
+        #: Comparisons that decide a branch.
+        self._decide: set[int] = set()
 
     def _is_skipped(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -211,11 +226,25 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         numbers = [self._number(node) for _ in node.ops]
+        operator = next((name for kinds, name in _OPERATORS.items() if isinstance(node.ops[-1], kinds)), None)
+        if id(node) not in self._decide and operator is not None:  # those before the last one of a chain are branches
+            self.operators[numbers[-1]] = operator
         node.left = self._call("left", numbers[0], node.left)
         for i, (op, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
             kind = MEMBER if isinstance(op, ast.In | ast.NotIn) else EQUAL
             node.comparators[i] = self._call("right", numbers[i], kind, right, *numbers[i + 1 : i + 2])
         return node
+
+    def _deciding(self, node: ast.expr | None) -> None:
+        """Note that a condition, before it is visited, decides a branch."""
+        match node:
+            case ast.Compare():
+                self._decide.add(id(node))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                self._deciding(operand)
+            case ast.BoolOp(values=values):
+                for each in values:
+                    self._deciding(each)
 
     def _tested(self, node: ast.expr) -> ast.expr:
         """A condition, after it was visited."""
@@ -226,6 +255,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._call("tested", self._number(node), node)
 
     def _visit_test(self, node: ast.If | ast.While | ast.IfExp | ast.Assert) -> ast.AST:
+        self._deciding(node.test)
         self.generic_visit(node)
         node.test = self._tested(node.test)
         return node
@@ -233,6 +263,8 @@ class _Rewriter(ast.NodeTransformer):
     visit_If = visit_IfExp = visit_Assert = _visit_test
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        for each in node.ifs:
+            self._deciding(each)
         self.generic_visit(node)
         node.ifs = [self._call("passed"), *(self._tested(each) for each in node.ifs)]
         return node
@@ -250,6 +282,8 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        for each in node.values[:-1]:
+            self._deciding(each)
         self.generic_visit(node)
         node.values = [self._tested(each) for each in node.values]
         return node
@@ -280,6 +314,7 @@ class _Rewriter(ast.NodeTransformer):
             node.args = [first, *others]
         elif isinstance(node.func, ast.Attribute) and node.func.attr in _LOOKUPS and args:
             number = self._number(node)
+            self.operators[number] = "=="
             node.func = self._call("method", number, node.func)
             args[0] = self._call("right", number, KEY, args[0])
         return node
@@ -290,6 +325,7 @@ class _Rewriter(ast.NodeTransformer):
         if not any(isinstance(axis, ast.Slice) for axis in axes):
             if isinstance(node.ctx, ast.Load) and not isinstance(node.slice, ast.Starred | ast.Constant):
                 number = self._number(node)
+                self.operators[number] = "=="
                 node.value = self._call("left", number, node.value)
                 node.slice = self._call("right", number, KEY, node.slice)
             return node
@@ -313,6 +349,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
+        self._deciding(node.guard)
         node.body = [self.visit(each) for each in node.body]  # a pattern may have no calls
         node.guard = None if node.guard is None else self._tested(self.visit(node.guard))
         return node

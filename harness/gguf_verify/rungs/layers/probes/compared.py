@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ....formats.block import BlockFormat
@@ -31,6 +31,9 @@ _MOST, _MOST_GUESSED, _MOST_WORK, _MOST_TOGETHER = 60, 40, 1 << 24, 1 << 27
 _MOST_SEEN, _MOST_WORK_UNSEEN, _MOST_WORK_SEEN, _MOST_TOGETHER_SEEN = 100, 1 << 22, 1 << 28, 1 << 30
 #: Tokens, rows and units of K of a product that is made often.
 _OF_CALLS_SHAPE = (16, 64, 4)
+#: Other sizes of products with numbers of the code as sizes, in units of K; multiply-adds of one with one number, and
+#: with two, of which single thread blocks run; and numbers that are taken in pairs.
+_OF_NUMBERS_SHAPE, _MOST_OF_NUMBER, _MOST_OF_TWO, _FEW_NUMBERS = (2, 5, 1), 1 << 22, 1 << 36, 16
 #: Integers in code below this are among the sizes of the plan.
 _LEAST_SIZE = 34
 
@@ -52,6 +55,7 @@ class ComparedProbes:
         far: comparisons with a number of calls that is not reached, in words.
         too_large: comparisons of which a probe cannot be run, in words, and what it would need.
         why_not: why comparisons cannot be observed, or None.
+        observed: observes further calls.
     """
 
     probes: tuple[tuple[Probe, _Needs | None], ...] = ()
@@ -61,6 +65,7 @@ class ComparedProbes:
     far: tuple[str, ...] = ()
     too_large: tuple[tuple[str, str], ...] = ()
     why_not: str | None = None
+    observed: Observed | None = None
 
     @property
     def words(self) -> str:
@@ -93,7 +98,10 @@ def compared_probes(
     guessed = boundaries(domain, unit, lambda shape: _as_sizes(numbers, shape))
     shapes = {shape: place for shape, place in _shapes(_preferred(observed, found)) if shape not in planned}
     first = dict(itertools.islice(shapes.items(), _MOST_SEEN if observed.calls else _MOST))
-    also = {shape: place for shape, place in _shapes(guessed) if shape not in planned and shape not in shapes}
+    others = _shapes(guessed)
+    if not observed.calls and observed.any_in_code:
+        others = _exactly(observed, [number for number in kernel.numbers if number.value not in observed.values])
+    also = {shape: place for shape, place in others if shape not in planned and shape not in shapes}
     wanted = {
         shape: in_words(place, run.kernel.texts)
         for shape, place in (*first.items(), *itertools.islice(also.items(), _MOST_GUESSED))
@@ -103,8 +111,8 @@ def compared_probes(
     left = len(shapes) - len(first)
     of_calls = _counted(run, fmt, unit, counts.values())
     of_data = [*Together(run, fmt, observed, found).probes([*wanted])] if with_data else []
-    others, others_too_large = _possible([*of_calls, *of_data], observed)
-    own = [*probes, *others]
+    further, others_too_large = _possible([*of_calls, *of_data], observed)
+    own = [*probes, *further]
     kept_before = kept_probes(run, fmt, unit) if with_data else []
     new = [probe for probe in kept_before if all(not is_same(probe, other) for other, _ in own)]
     kept, kept_too_large = _possible(new, observed)
@@ -115,7 +123,9 @@ def compared_probes(
             why_not = why_not or observed.fault
     far = tuple({in_words(count.place, run.kernel.texts): None for count in counts.values() if count.calls is None})
     dropped = tuple(_in_words([*too_large, *others_too_large, *kept_too_large]))
-    return ComparedProbes((*own, *kept), len(probes), left, len(kept), far, dropped, observed.ended or why_not)
+    return ComparedProbes(
+        (*own, *kept), len(probes), left, len(kept), far, dropped, observed.ended or why_not, observed
+    )
 
 
 def _counted(run: Run, fmt: WeightFormat, unit: int, counts: Collection[CallCount]) -> Iterator[Probe]:
@@ -216,6 +226,29 @@ def _work(probe: Probe) -> int:
 def _may_be_size(number: CodeNumber) -> bool:
     """Whether the probe plan does not have it, and its neighbours, for other reasons."""
     return number.period > 1 or number.value >= _LEAST_SIZE
+
+
+def _exactly(observed: Observed, numbers: Sequence[CodeNumber]) -> Iterator[tuple[Shape, str]]:
+    """Shapes with numbers of the code as sizes, two of one line together, and beside them: code that compares nothing,
+    `acc += ((N ^ 771) - 1) >> 31`, has no operands that show them."""
+    (m, n, units), unit, domain = _OF_NUMBERS_SHAPE, observed.huge.unit, observed.run.kernel.domain
+    base, extents = (m, n, units * unit), (domain.m, domain.n, domain.k)
+    alone = not isinstance(observed.needs, str)  # then single thread blocks of large products run
+
+    def shape(sizes: dict[int, int]) -> Shape | None:
+        at = [near(extents[d], sizes.get(d, base[d]), unit if d == 2 else 1) or 0 for d in range(3)]
+        few = 0 < math.prod(at) <= (_MOST_OF_TWO if alone and len(sizes) > 1 else _MOST_OF_NUMBER)
+        return (at[0], at[1], at[2]) if few and all(at[d] == size for d, size in sizes.items()) else None
+
+    wanted: list[tuple[CodeNumber, dict[int, int]]] = []
+    for one, other in itertools.permutations(numbers[:_FEW_NUMBERS], 2):
+        if one.place == other.place:
+            wanted += [(one, {d: one.value, e: other.value}) for d, e in ((0, 1), (0, 2), (1, 2))]
+    for beside in (0, 1, -1):
+        wanted += [(number, {d: number.value + beside}) for number in numbers for d in (1, 0, 2)]
+    for number, sizes in wanted:
+        if (found := shape(sizes)) is not None:
+            yield found, number.place
 
 
 def _as_sizes(numbers: Collection[CodeNumber], shape: Shape) -> Compared:

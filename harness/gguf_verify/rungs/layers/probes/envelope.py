@@ -6,6 +6,7 @@ GEMM of the graph. What was covered, and what was not, is recorded: a report sta
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -57,6 +58,8 @@ OTHER_SHAPES = Side("kernel at other N and K", True)
 #: Wrong calls of one type after which only the sweep that is going on is finished, so that a report can say for which
 #: numbers of tokens the kernel is wrong.
 _MOST_WRONG = 3
+#: Multiply-adds of a call of the plan whose comparisons are observed.
+_MOST_OBSERVED = 1 << 20
 #: Values of weights that are multiplied exactly at a time.
 _CHUNK = 1 << 22
 
@@ -213,8 +216,23 @@ class TypeProbes:
         if only is None and not self._wrong_calls and not run.budget.spent:
             whole = [probe for probe, needs in probes[:shapes] if needs is None]
             self._check_build(affordable(whole, run.kernel.of, fmt), first - 1)
+            if found.observed is not None:
+                found.observed.observe_plan(self._planned_calls(planned))
         self._say_compared(found)
         return huge.found
+
+    def _planned_calls(self, planned: list[Probe]) -> Iterator[tuple[tuple[int, int, int], Bytes, Bytes]]:
+        """The smaller calls of the plan: the shape, the rows and the activations of each."""
+        for probe in planned:
+            m = probe.tokens[-1]
+            if m * probe.n * probe.k > _MOST_OBSERVED or self._is_skipped(probe):
+                continue
+            rows = self._inputs.weights(probe)
+            with contextlib.suppress(KernelFault):
+                x = representable(self._semantics, self._fmt, rows, self._inputs.values(probe, rows))
+                encoded = self._semantics.bytes_of(x)
+                encoded = self._inputs.encoded(probe, rows, encoded) if probe.values in ENCODED else encoded
+                yield (m, probe.n, probe.k), rows, encoded[:m]
 
     def _say_compared(self, found: ComparedProbes) -> None:
         """Record which probes followed from comparisons, and what was not tried."""
@@ -313,10 +331,17 @@ class TypeProbes:
 
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
+    def _is_skipped(self, probe: Probe) -> bool:
+        """Whether a probe has operands that the type's products do not have."""
+        takes = self._semantics.activations
+        if probe.values in ENCODED and (takes is None or (probe.values == "codes of -128" and takes is not Q8_1)):
+            return True
+        return "every half of a field" in (probe.blocks, probe.values) and not self._inputs.has_halves(probe)
+
     def _probe(self, probe: Probe, number: int) -> None:
-        takes, of_codes = self._semantics.activations, probe.values in ENCODED
-        if of_codes and (takes is None or (probe.values == "codes of -128" and takes is not Q8_1)):
+        if self._is_skipped(probe):
             return
+        takes, of_codes = self._semantics.activations, probe.values in ENCODED
         of_codes |= bool(probe.data) and takes is not None
         rows = self._inputs.weights(probe)
         try:

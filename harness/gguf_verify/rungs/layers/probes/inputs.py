@@ -15,7 +15,15 @@ from ....semantics.definition import Semantics
 from ....semantics.order import Order
 from ....semantics.sums import Product
 from ....support.arrays import get
-from ...field_classes import elements_of_classes, every_class, numbers_of_classes, values_of_classes
+from ...field_classes import (
+    FINITE_HALVES,
+    elements_of_classes,
+    every_class,
+    every_half,
+    halves_of,
+    numbers_of_classes,
+    values_of_classes,
+)
 from ...generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes, with_least_codes
 from ...plan import Probe
 
@@ -26,6 +34,10 @@ Exact = Callable[[Bytes, Bytes, Order | None], Iterator[tuple[slice, Product]]]
 
 #: The largest weight, of which sums of products are finite in float32: an exponent of E8M0 reaches 2^127.
 _LARGEST = 2.0**61
+#: The same where outputs or sums are halves and blocks of every scale are in one product.
+_LARGEST_NARROW = 16.0
+#: Blocks of the model of which one is chosen.
+_FEW_BLOCKS = 256
 
 
 class ProbeInputs:
@@ -70,6 +82,16 @@ class ProbeInputs:
             held = self._held(blocks, probe)
             blocks[~held] = own[~held]
             return np.tile(blocks, (1, probe.k // fmt.block_size))
+        if probe.blocks == "every half of a field":
+            assert isinstance(fmt, BlockFormat)
+            own = self._without_cancellation()
+            blocks = every_half(fmt, own, [*halves_of(fmt)][probe.first // FINITE_HALVES])
+            blocks = np.resize(np.roll(blocks, -(probe.first % FINITE_HALVES), axis=0), (probe.n, len(own)))
+            held = self._held(blocks, probe)
+            if "float16" in (self._semantics.output, self._semantics.accumulation.name):
+                held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_NARROW
+            blocks[~held] = own
+            return np.tile(blocks, (1, probe.k // fmt.block_size))
         if probe.blocks == "any bits":
             assert isinstance(fmt, BlockFormat)
             blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._seed)
@@ -79,6 +101,24 @@ class ProbeInputs:
         there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
         needed = min(there, probe.n * wide)  # of a large matrix, whose blocks a small probe does not use up
         return np.resize(self._units[:needed], (probe.n, wide * self._units.shape[1]))
+
+    def has_halves(self, probe: Probe) -> bool:
+        """Whether the operands have the field of which a probe has every half, and the product depends on it."""
+        fmt, takes, at = self._fmt, self._semantics.activations, probe.first // FINITE_HALVES
+        if probe.blocks == "every half of a field":
+            return isinstance(fmt, BlockFormat) and at < len(halves_of(fmt))
+        names = [] if takes is None else [*halves_of(takes)]
+        assert isinstance(fmt, BlockFormat)
+        return at < len(names) and (not names[at].startswith("s ") or self._semantics.uses_sum(fmt))
+
+    def _without_cancellation(self) -> Bytes:
+        """uint8[block bytes]: the block of the model whose sum with positive activations cancels least."""
+        fmt = self._fmt
+        assert isinstance(fmt, BlockFormat)
+        blocks = self._units.reshape(-1, fmt.block_bytes)[:_FEW_BLOCKS]
+        values = fmt.decode(blocks).astype(np.float64)
+        kept = np.abs(values.sum(axis=1)) / np.maximum(np.abs(values).sum(axis=1), 1e-300)
+        return np.asarray(blocks[int(kept.argmax())])
 
     def values(self, probe: Probe, rows: Bytes) -> Floats:
         """float32[largest M, K]; the last token of random ones has ties of codes."""
@@ -97,6 +137,8 @@ class ProbeInputs:
             values = values_of_classes(k) if self._semantics.activations is not None else numbers_of_classes(k)
             values = values[self._finite(rows, self._semantics.bytes_of(values))]
             return np.resize(np.roll(values, -probe.first, axis=0), (m, k))
+        if "every half of a field" in (probe.blocks, probe.values):
+            return np.tile(np.abs(drawn((1, k), self._like, self._seed)), (m, 1))
         values = drawn((m, k), self._like, self._seed)
         if m > 1 or probe.values == "drawn":
             values[-1:] = ties_of_codes(k)
@@ -115,6 +157,11 @@ class ProbeInputs:
         assert fmt is not None
         if probe.data:
             made = self._with_data(probe, ordinary[:1])
+        elif probe.values == "every half of a field":
+            name = [*halves_of(fmt)][probe.first // FINITE_HALVES]
+            made = every_half(fmt, ordinary[0, : fmt.block_bytes], name)
+            made = np.tile(made, (1, ordinary.shape[1] // fmt.block_bytes))
+            return np.resize(np.roll(made, -(probe.first % FINITE_HALVES), axis=0), ordinary.shape)
         else:
             made = every_class(fmt, ordinary[:, : fmt.block_bytes])
             if fmt is not Q8_1:  # CPUs multiply such codes by instructions for a sign, for which -128 has no negative

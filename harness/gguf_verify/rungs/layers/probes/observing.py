@@ -3,9 +3,15 @@ Those in the declaration of its launches count too."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from ....formats.tensor_types import WeightFormat
 from ....kernels.comparisons import Compared, Comparison
@@ -23,9 +29,13 @@ _MOST_COST = 1 << 34
 #: A safety net for a kernel whose multiply-adds take longer than those of others. Time limits of a call in which all
 #: calls must end; and parts of one in which a call must end of which a probe is made, up to three times in 1.5 limits.
 _MOST_LIMITS, _PARTS = 10, 3
+#: Multiply-adds of calls of the plan that are observed together, of thread blocks and of whole calls; and thread blocks
+#: of one of them.
+_MOST_PLANNED, _MOST_PLANNED_IN_CALLS, _MOST_BLOCKS = 1 << 24, 1 << 27, 64
 #: Outputs of a thread block that is observed.
 _MOST_OUTPUTS = 1 << 16
 
+Bytes = npt.NDArray[np.uint8]
 _Needs = tuple[Needs, ...]
 
 
@@ -124,6 +134,27 @@ class Observed:
             end for operands in found.values() if operands.uniform for end in (operands.a[0], operands.b[0])
         }
         return found
+
+    def observe_plan(self, calls: Iterable[tuple[Shape, Bytes, Bytes]]) -> None:
+        """Observe calls of the plan while a comparison, whose outcome is a value, had one outcome only: the search need
+        not have met both, and no branch shows them.
+
+        Args:
+            calls: shapes with their rows uint8[N, row bytes] and activations uint8[M, row bytes].
+        """
+        left = _MOST_PLANNED_IN_CALLS if self.calls else _MOST_PLANNED
+        for shape, rows, x in calls:
+            kernel, left = self.run.kernel.of(self.fmt, *shape), left - math.prod(shape)
+            if not kernel.one_sided or isinstance(self.needs, str) or left < 0 or self.run.budget.spent:
+                return
+            product = self.huge.sparse(kernel, shape) if self.calls else self.product(shape)
+            made = replace(product, weights=rows.reshape(-1), x=x.reshape(-1))
+            with contextlib.suppress(KernelFault, EnvironmentFault):
+                if self.calls:
+                    self._in_call(kernel, shape, made)
+                elif isinstance(launched := kernel.only_launch(self.fmt, *shape), Launched) and not launched.refused:
+                    numbers = np.linspace(0, launched.blocks - 1, min(launched.blocks, _MOST_BLOCKS)).astype(int)
+                    kernel.compared(made, [*dict.fromkeys(numbers.tolist())])
 
     def _in_call(self, kernel: Kernel, shape: Shape, product: SparseProduct | None) -> Compared | None:
         if self.ended is not None or self.run.budget.spent:
