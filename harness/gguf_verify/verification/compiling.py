@@ -20,7 +20,9 @@ from ..hosts.base import Source
 from ..hosts.choice import HOSTS
 from ..hosts.compiler import RunnerKind, runner_object
 from ..hosts.schedule import Schedule
+from ..kernels.interface import Kernel
 from ..kernels.shipped import ShippedKernel
+from ..kernels.tasks import Task
 from ..rungs.layers.call import OTHER_M
 from ..rungs.plan import plan
 from ..rungs.run import Run
@@ -100,10 +102,11 @@ def runners_ahead(run: Run) -> AbstractContextManager[None]:
     fmt = next((fmt for fmt, _, _ in _shapes(run) if fmt is not None and run.kernel.is_under_test(fmt)), None)
     if fmt is None or run.options.probes == "brief":
         return nullcontext()
-    kernel, kinds = run.kernel.of(fmt, 1, 1, fmt.unit), list[RunnerKind]()
-    if HOSTS[run.kernel.host.name].emulated and kernel.under(Schedule(checked=True)) is not None:
+    kernel, kinds = run.kernel, list[RunnerKind]()
+    called = kernel if isinstance(kernel, Task) else kernel.of(fmt, 1, 1, fmt.unit)
+    if HOSTS[kernel.host.name].emulated and called.under(Schedule(checked=True)) is not None:
         kinds.append("checked")
-    if kernel.compares == "thread blocks":
+    if isinstance(called, Kernel) and called.compares == "thread blocks":
         kinds.append("traced")
     return _beside(lambda: [runner_object(kernel_root(), kind) for kind in kinds])
 
