@@ -37,7 +37,7 @@ _EXIT_CODES: list[tuple[ReportVerdict, int]] = [
 
 
 #: Fields that may be unset, which are then not written.
-_OPTIONAL = {"alignments"}
+_OPTIONAL = {"alignments", "comparison"}
 #: What msgspec also says of a type and this schema does not: defaults are always written, records tell themselves apart
 #: by their fields, and the names of keys are given by msgspec from its version 0.23 on only.
 _OMITTED = {"default", "discriminator", "propertyNames"}
