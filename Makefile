@@ -14,9 +14,9 @@ PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 600
 FUZZ ?=
 PYTEST := $(BIN)/python -m pytest -q
-# Three processes on two cores, since tests also wait: for processes that start, and for limits of time. Tests of one file
-# stay together, since they share what is built once; the longest files come first, so that all end together.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# On two cores. Tests of one file stay together, since they share what is built once; the longest files come first, so
+# that both cores end together.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # The processor time of each test, the longest first.
 TIMES := build/processor-times.txt
 
@@ -24,7 +24,7 @@ TIMES := build/processor-times.txt
 # a start would be reading the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Several tests run at once. Left alone, NumPy's library would start a thread for each core in each of them,
+# Two tests run at once, one on each core. Left alone, NumPy's library would start a thread for each core in each of them,
 # and threads that wait for a core that is busy spin: products took up to thirty times as long. The threads that llama.cpp
 # starts spin too, unless they are told to sleep: a prompt of a small model took up to nine times as long.
 test test-all test-unit coverage fuzz fuzz-coverage: export OPENBLAS_NUM_THREADS = 1

@@ -42,7 +42,6 @@ from .extents import padded, with_extents
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
-from .value_comparisons import DUMPS, MOST_DUMPED, comparisons_in
 
 # -ffp-contract=off: a fused multiply-add only occurs where the kernel requests one.
 # -fno-strict-aliasing: kernels read packed bytes as words, which nvcc allows.
@@ -586,9 +585,12 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         # the list would otherwise name the compiler's temporary file.
         listing = ["-pipe", f"-Wa,--MD,{of_assembler}"] if foreign and _is_gcc() else []
         command += [] if apart else listing
-        dump = folder / "unit.dump"
+        dump, dumping = folder / "unit.dump", list[str]()
         if foreign and _TRACED in options:
-            command += [f"{DUMPS}{dump}"]
+            from .value_comparisons import DUMPS  # only here: most processes compile no such unit
+
+            dumping = [f"{DUMPS}{dump}"]
+        command += dumping
         # The emulator's own units are compiled once: precompiling a header takes longer than it saves of them.
         header = None if root.name == "emulator" else precompiled(plain, True) if foreign else precompiled(plain)
         of_header = tuple[str, ...]()
@@ -596,7 +598,6 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         if header and _TRACED in options:
             from .conversion_notes import Noting  # only here: most processes compile no such unit
 
-            dumping = [f"{DUMPS}{dump}"] if foreign else []
             plain_command = [compiler(), *FLAGS, *folders, *options, *dumping, "-include", str(header), *listing]
             shown = [header.parent, *folders_of(compiler())]  # a shell runs it, too
             noting = Noting(plain_command, f"{root}/cpu/", lambda of: _run(of, root, folder, shown))
@@ -631,6 +632,8 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
 
 def _listed_comparisons(dump: Path, authors: str) -> bytes:
     """Return the comparisons in GCC's dump of a unit, as JSON; nothing if it has none."""
+    from .value_comparisons import MOST_DUMPED, comparisons_in
+
     with contextlib.suppress(EnvironmentFault):  # a version without such a dump, or a very large one
         text = read_limited(dump, MOST_DUMPED).decode("latin-1")
         return json.dumps(comparisons_in(text, authors)).encode()

@@ -169,6 +169,7 @@ def test_llama_dies_in_the_middle_of_a_comparison(monkeypatch: pytest.MonkeyPatc
     assert run(TINY["Q4_0"], readers=False, source=TINY["F16"]).exit_code == 3
 
 
+@pytest.mark.usefixtures("live")
 @pytest.mark.parametrize(("effect", "code"), [("warning", 3), ("error", 1)])
 def test_findings_survive_that_llama_does_not_start(effect: str, code: int, tmp_path: Path) -> None:
     entry = next(e for e in corpus.BAD if e.effect == effect)
